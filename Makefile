@@ -48,6 +48,7 @@ venv: $(DEV)
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/checks/file_names.py
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 

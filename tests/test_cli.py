@@ -149,7 +149,7 @@ def test_dry_run_and_status_do_not_import_modules_named_in_yaml(cpdrun_process, 
     started = cpdrun_process(*words)
     assert (tmp_path / "ran").exists()
     (tmp_path / "ran").unlink()
-    assert started.returncode == 2 and "its module ends with SystemExit: ran" in started.stderr
+    assert started.returncode == 2 and "importing its module raised SystemExit: ran" in started.stderr
     assert not (tmp_path / "results").exists()
 
     run = SweepDir(tmp_path / "results" / "received").run("net-evil.F-w8-s0-0123456789")
@@ -310,7 +310,7 @@ def test_settings_may_follow_options(cpdrun):
         (("+data.size=3",), "unknown key 'data.size'"),
         (("+launcher.colour=red",), "launcher: LocalExecutor: got an unexpected keyword argument 'colour'"),
         (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),
-        (("digits_bits",), "the experiment of that name is exp=digits_bits"),
+        (("digits_bits",), "To choose the experiment of this name, type exp=digits_bits"),
         (("exp=zzz",), "unknown experiment 'zzz'; there are "),
         (("--exp", "digits_bits"), "unknown option --exp. Settings are typed as key=value: exp=digits_bits"),
         (("--format=e4m3",), "unknown option --format. Settings are typed as key=value: format=e4m3"),

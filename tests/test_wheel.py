@@ -37,7 +37,8 @@ def create_venv(folder: Path) -> dict[str, str]:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     libraries = [path for path in sys.path if path.endswith("site-packages")]
     (site_packages(folder) / "libraries.pth").write_text("\n".join(libraries))
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX", "CPDRUN_ENGINE_MODULE")}
+    removed = ("PYTHONPATH", "CC", "CXX", "CPDRUN_ENGINE_MODULE")
+    env = {key: value for key, value in os.environ.items() if key not in removed}
     return env | {"PATH": str(folder / "venv/bin"), "HOME": str(folder)}
 
 
@@ -153,15 +154,7 @@ def test_editable_install_without_compiler_uses_reference(tmp_path):
 
 
 def test_failed_install_step_ends_with_its_name(tmp_path):
-    for name in (
-        "Makefile",
-        "setup.py",
-        "pyproject.toml",
-        "constraints.txt",
-        "kernels",
-        "cpdrun",
-        "conf",
-    ):
+    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt", "kernels", "cpdrun", "conf"):
         (tmp_path / name).symlink_to(ROOT / name)
     make = ["make", "PYTHON=false", "demo"]
     # `make test` hands its own flags to every program below it, and this make is not a part of it.

@@ -225,7 +225,7 @@ def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["Numb
         UserError: The accumulator's name already determines its operands, or a format has no sign or has scales.
     """
     from custom_fp.formats.scalar import Format
-    from custom_fp.formats.tabulated import Tabulated
+    from custom_fp.formats.tabulated_format import Tabulated
 
     from cpdrun.commands.formats import named
 

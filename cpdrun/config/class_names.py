@@ -12,7 +12,7 @@ FIRST_NAME = {
     "cpdrun.comm.compressors.min_max.MinMax": "cpdrun.comm.compress.MinMax",
     "cpdrun.comm.compressors.qsgd.QSGD": "cpdrun.comm.qsgd.QSGD",
     "cpdrun.comm.compressors.random_k.RandomK": "cpdrun.comm.randk.RandomK",
-    "cpdrun.comm.compressors.rounded.Rounded": "cpdrun.comm.compress.Rounded",
+    "cpdrun.comm.compressors.rounded_values.Rounded": "cpdrun.comm.compress.Rounded",
     "cpdrun.comm.compressors.top_k.TopK": "cpdrun.comm.topk.TopK",
     "cpdrun.comm.gossip.algorithms.Choco": "cpdrun.comm.choco.Choco",
     "cpdrun.comm.gossip.algorithms.DeepSqueeze": "cpdrun.comm.deep_squeeze.DeepSqueeze",
@@ -29,11 +29,11 @@ FIRST_NAME = {
     "cpdrun.comm.gossip.topologies.Torus": "cpdrun.comm.topology.Torus",
     "cpdrun.comm.sums.scaling.APS": "cpdrun.comm.scaling.APS",
     "cpdrun.comm.sums.scaling.DelayedAPS": "cpdrun.comm.scaling.DelayedAPS",
-    "cpdrun.comm.sync.compressed.CompressedSync": "cpdrun.comm.compressed_sync.CompressedSync",
+    "cpdrun.comm.sync.compressed_sync.CompressedSync": "cpdrun.comm.compressed_sync.CompressedSync",
     "cpdrun.comm.sync.decoded": "cpdrun.comm.requantised_sync.RequantisedSync",
     "cpdrun.comm.sync.local.LocalSync": "cpdrun.comm.local_sync.LocalSync",
     "cpdrun.comm.sync.power_sgd.PowerSGDSync": "cpdrun.comm.power_sgd_sync.PowerSGDSync",
-    "cpdrun.comm.sync.sharded.ShardedSync": "cpdrun.comm.sharded.sync.ShardedSync",
+    "cpdrun.comm.sync.sharded_sync.ShardedSync": "cpdrun.comm.sharded.sync.ShardedSync",
     "cpdrun.data.images.cifar10.CIFAR10": "cpdrun.data.cifar10.CIFAR10",
     "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.data.cifar100.CIFAR100",
     "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.data.cityscapes.Cityscapes",
@@ -54,13 +54,14 @@ FIRST_NAME = {
     "cpdrun.models.normed.norms.RangeEvoNorm": "cpdrun.models.norms.RangeEvoNorm",
     "cpdrun.models.normed.resnet.NormedResNet": "cpdrun.models.normed_resnet.NormedResNet",
     "cpdrun.models.normed.vgg.NormedVGG11": "cpdrun.models.normed_vgg.NormedVGG11",
-    "cpdrun.models.parallel.convnet.ParallelConvNet": "cpdrun.comm.parallel_conv.ParallelConvNet",
+    "cpdrun.models.parallel.parallel_convnet.ParallelConvNet": "cpdrun.comm.parallel_conv.ParallelConvNet",
     "cpdrun.models.parallel.mlp.ParallelMLP": "cpdrun.comm.parallel_linear.ParallelMLP",
     "cpdrun.train.precision.int8.Int8": "cpdrun.train.int8.Int8",
-    "cpdrun.train.precision.formats.Formats": "cpdrun.train.precision.Precision",
+    "cpdrun.train.precision.run_formats.Formats": "cpdrun.train.precision.Precision",
 }
 # The present name, keyed by the names that were used after the first one.
 FORMER_NAME = {
+    "cpdrun.comm.compressors.rounded.Rounded": "cpdrun.comm.compressors.rounded_values.Rounded",
     "cpdrun.comm.gossip.choco.Choco": "cpdrun.comm.gossip.algorithms.Choco",
     "cpdrun.comm.gossip.deep_squeeze.DeepSqueeze": "cpdrun.comm.gossip.algorithms.DeepSqueeze",
     "cpdrun.comm.gossip.dpsgd.DPSGD": "cpdrun.comm.gossip.algorithms.DPSGD",
@@ -76,13 +77,19 @@ FORMER_NAME = {
     "cpdrun.comm.gossip.topology.random_pairs.RandomPairs": "cpdrun.comm.gossip.topologies.RandomPairs",
     "cpdrun.comm.gossip.topology.ring.Ring": "cpdrun.comm.gossip.topologies.Ring",
     "cpdrun.comm.gossip.topology.torus.Torus": "cpdrun.comm.gossip.topologies.Torus",
+    "cpdrun.comm.sync.compressed.CompressedSync": "cpdrun.comm.sync.compressed_sync.CompressedSync",
+    "cpdrun.comm.sync.sharded.ShardedSync": "cpdrun.comm.sync.sharded_sync.ShardedSync",
+    "cpdrun.models.parallel.convnet.ParallelConvNet": (
+        "cpdrun.models.parallel.parallel_convnet.ParallelConvNet"
+    ),
+    "cpdrun.train.precision.formats.Formats": "cpdrun.train.precision.run_formats.Formats",
 }
 PRESENT_NAME = {first: now for now, first in FIRST_NAME.items()} | FORMER_NAME
 FIRST_NAME |= {former: FIRST_NAME[now] for former, now in FORMER_NAME.items()}
 
 CLASSIFICATION = "cpdrun.tasks.classification.Classification"
-# The task of each class of data in versions without the section `task`. Other classes of data had CLASSIFICATION. If a
-# run still has this task, the task is not in its hash.
+# The task of each class of data, in versions without the section `task`. For all other classes of data, the task was
+# CLASSIFICATION. If a run's task equals this one, the task is not included in the run's hash.
 FIRST_TASK = {
     "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.tasks.top5.Top5",
     "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.tasks.segmentation.Segmentation",

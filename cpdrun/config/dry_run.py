@@ -25,7 +25,7 @@ from cpdrun.config.run_states import RunStates
 from cpdrun.config.shared_config import OURS, bytes_lines, class_name, recipe_lines, shown
 from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.executors import make_executor, own_class, would_write
-from cpdrun.launch.progress.results import duration
+from cpdrun.launch.progress.best_result import duration
 from cpdrun.launch.progress.status import estimate_seconds
 from cpdrun.record import State
 from cpdrun.shell.sanitize import visible_line

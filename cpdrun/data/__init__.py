@@ -1,1 +1,5 @@
-"""Datasets, one a file. A new one is a class like :class:`cpdrun.data.base.Data` and a yaml in conf/data/."""
+"""Datasets, one per file.
+
+To add a dataset, write a class with the attributes of :class:`cpdrun.data.base.Data` and a yaml file for it in
+conf/data/.
+"""

@@ -1,6 +1,8 @@
-"""What the training loop asks of a dataset: cpdrun/tasks/__init__.py has the contract.
+"""The interface of datasets, images in memory, and functions on batches.
 
-B samples a batch, C channels, H x W pixels.
+The docstring of cpdrun/tasks/__init__.py describes everything that a dataset may provide.
+
+Legend: B samples per batch, N samples of a dataset, C channels, H x W pixels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,27 +14,51 @@ from torch.utils.data import Dataset, default_collate
 
 from cpdrun.errors import UserError
 
-Batch = Any  # (inputs, targets) or a mapping with labels; trees of tensors
-NO_FACTS = ("train", "test", "augment", "path", "sha256")  # what a model cannot ask for
+Batch = Any  # (inputs, targets), or a mapping with the key `labels`; nested containers of tensors
+NO_FACTS = (
+    "train",
+    "test",
+    "augment",
+    "path",
+    "sha256",
+)  # attributes that are not passed to models and tasks
+
+
+class IndexedDataset(Protocol):
+    """A dataset with numbered samples, such as a map-style dataset of torch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Data(Protocol):
-    """Two datasets, and what they state of themselves. A class of your own needs these two and no base class."""
+    """A training set and a test set. A class of your own needs these two attributes and no base class.
 
-    train: Dataset
-    test: Dataset
+    Attributes:
+        train: The training set. If it is an IterableDataset of torch, `cpdrun.train.build` numbers its samples.
+        test: The test set, of finite length. It may be an IterableDataset, too.
+    """
+
+    train: IndexedDataset
+    test: IndexedDataset
 
 
 class DataError(UserError):
-    """A dataset is not there or not whole; the message says how to get it."""
+    """A dataset is missing or damaged. The message says how to get it."""
 
 
 class ImageTensors(Dataset):
-    """Images held in memory as bytes, normalised when fetched.
+    """Images that are kept in memory as bytes and normalized when they are read.
 
-    x_NxCxHxW: uint8; y_N: int64 classes; mean and std, of all channels or of each, in units of the full scale
-    (pixel / scale).
-    Items are (float32 (C, H, W), int64 ()); `fetch_batch` gives a whole batch at once.
+    A sample is an image (C, H, W) float32 and its class () int64. `fetch_batch` returns a whole batch at once.
+
+    Args:
+        x_NxCxHxW: The images, uint8.
+        y_N: The classes, int64.
+        scale: The pixel value that is mapped to 1 before normalization.
+        mean: The mean of pixel / scale, for all channels or for each channel.
+        std: The standard deviation of pixel / scale, for all channels or for each channel.
     """
 
     def __init__(
@@ -56,17 +82,23 @@ class ImageTensors(Dataset):
         return x[0], y[0]
 
     def fetch_batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images (B, C, H, W) float32 and the classes (B,) int64 of some samples."""
         index_B = torch.as_tensor(indices)
         return self.x_NxCxHxW[index_B].float().mul_(self.gain).add_(self.offset), self.y_N[index_B]
 
 
 def fetch_batch(
-    dataset: Dataset, indices: Tensor, draws: Callable[[], torch.Generator] | None = None
+    dataset: IndexedDataset, indices: Tensor, draws: Callable[[], torch.Generator] | None = None
 ) -> Batch:
-    """The samples `indices` (B,) of `dataset` as one batch: at once where it knows how, else collated.
+    """Return some samples of a dataset as one batch.
 
-    draws: makes a generator, for training. A dataset that crops while it decodes has `fetch_augmented(indices,
-    generator)`, which draws from that one alone.
+    Args:
+        dataset: The dataset. Its method `fetch_batch(indices)` is used if it has one. Otherwise, single samples are
+            collated.
+        indices: The indices of the samples, (B,) int64.
+        draws: Makes the random generator of a training batch. With None, the batch is not augmented. A dataset that
+            crops images while it decodes them has a method `fetch_augmented(indices, generator)`, which draws random
+            numbers from that generator only.
     """
     if draws is not None and hasattr(dataset, "fetch_augmented"):
         return dataset.fetch_augmented(indices, draws())
@@ -75,14 +107,17 @@ def fetch_batch(
     return collated([dataset[i] for i in indices.tolist()])
 
 
-def collated(samples: Sequence[Any]) -> Batch:
-    """One batch of samples, each (inputs, targets) or a mapping, which becomes a dict."""
+def collated(samples: list[Any]) -> Batch:
+    """Return one batch of samples. Samples are (inputs, targets) or mappings, for which the batch is a dict."""
     batch = default_collate(samples)
     return dict(batch) if isinstance(batch, Mapping) else tuple(batch)
 
 
 def augmented(data: Data, batch: Batch, generator: torch.Generator) -> Batch:
-    """`data.augment`, where it has one, of the inputs of a training batch, or of the whole mapping."""
+    """Apply `data.augment` to a training batch, if the data has this method.
+
+    The method receives the inputs of the batch, or the whole batch if it is a mapping.
+    """
     if not hasattr(data, "augment"):
         return batch
     if isinstance(batch, Mapping):
@@ -91,14 +126,20 @@ def augmented(data: Data, batch: Batch, generator: torch.Generator) -> Batch:
 
 
 def targets_of(batch: Batch) -> Any:
-    """Raises ValueError for a mapping without labels."""
+    """Return the targets of a batch.
+
+    Raises:
+        ValueError: The batch is a mapping without the key `labels`.
+    """
     if not isinstance(batch, Mapping):
         return batch[1]
     if "labels" not in batch:
-        raise ValueError(f"a batch that is a mapping has its targets under labels; it has {', '.join(batch)}")
+        raise ValueError(
+            f"a batch that is a mapping must have its targets under the key 'labels'; it has {', '.join(batch)}"
+        )
     return batch["labels"]
 
 
 def states(data: Data, fact: str) -> bool:
-    """Whether `data` has an attribute `fact` that a model or a task may ask for."""
+    """Return whether the data has an attribute `fact` that may be passed to a model or a task."""
     return fact not in NO_FACTS and not fact.startswith("_") and getattr(data, fact, None) is not None

@@ -1,4 +1,4 @@
-"""Folders that are written once, whole, whoever asks first."""
+"""Folders of files that are made once and then kept in a cache."""
 
 import shutil
 import tempfile
@@ -7,8 +7,19 @@ from pathlib import Path
 
 
 def written_once(cache_dir: str, name: str, write: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache; `write` fills it where it is not there yet. A process that is killed leaves none,
-    and of several that write at once, one wins. Raises OSError where it cannot be written."""
+    """Return a folder of the cache, and make it first if it does not exist.
+
+    The folder is written under a temporary name and then renamed, so a process that is killed leaves no partial folder.
+    If several processes write the folder at the same time, one of them succeeds and the others use its result.
+
+    Args:
+        cache_dir: The folder that contains the cache.
+        name: The name of the folder in the cache.
+        write: Writes the files into the folder that it receives.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
     cache = Path(cache_dir).expanduser()
     folder = cache / name
     if folder.exists():

@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,8 @@ def make_executor(
 ) -> Executor:
     """Create an executor. Raises LaunchError if the class cannot be imported or refuses the arguments."""
     arguments = {key: value for key, value in launcher.items() if key != "_target_"}
-    return executor_class(launcher)(**arguments, sweep=sweep, options=options, warm=warm)
+    make: Callable[..., Executor] = executor_class(launcher)
+    return make(**arguments, sweep=sweep, options=options, warm=warm)
 
 
 def executor_class(launcher: dict[str, Any]) -> type[Executor]:

@@ -11,11 +11,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.launch.attempt.agent import HELD_BACK
+from cpdrun.launch.attempt.agent import DEFERRED_SIGNALS
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
-from cpdrun.launch.elsewhere import Elsewhere
 from cpdrun.launch.machine.resources import Slots, cores, gpus
+from cpdrun.launch.other_launchers import Elsewhere
 from cpdrun.record import Ending, Outcome, SweepDir
 
 
@@ -30,7 +30,11 @@ class _Agent:
 def _places(jobs: list[Job], at_once: int | None, per_gpu: int) -> Slots:
     if any(job.config["device"] != "cpu" for job in jobs) and (names := gpus()):
         slots = Slots(names * per_gpu)
-        return Slots(slots.take(at_once)) if at_once else slots
+        if not at_once:
+            return slots
+        taken = slots.take(at_once)
+        assert taken is not None  # all places are free
+        return Slots(taken)
     threads = max((job.config["threads"] for job in jobs), default=1)
     return Slots(["cpu"] * (at_once or max(1, cores() // threads)))
 
@@ -64,7 +68,7 @@ class LocalExecutor(Executor):
         self._jobs_per_gpu = options.jobs_per_gpu or jobs_per_gpu
         self._options = options
         self._warm = warm if warm_start else None
-        self._slots: Slots | None = None
+        self._slots = Slots([])  # replaced when the first jobs are submitted
         self._queue: deque[Job] = deque()
         self._elsewhere = Elsewhere()
         self._agents: dict[int, _Agent] = {}
@@ -83,7 +87,7 @@ class LocalExecutor(Executor):
         return _places(jobs, self._jobs, self._jobs_per_gpu).count
 
     def submit(self, jobs: list[Job]) -> None:
-        if self._slots is None:
+        if not self._slots.count:
             self._slots = _places(jobs, self._jobs, self._jobs_per_gpu)
             self.slots = self._slots.count
         self._queue.extend(jobs)
@@ -153,7 +157,7 @@ class LocalExecutor(Executor):
         if places[0] != "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(places))
         # The agent inherits the blocked signals. A stop then waits until the agent has installed its handlers.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         try:
             process = subprocess.Popen(
                 command,

@@ -59,7 +59,7 @@ class PullExecutor(Executor):
         self._looked = 0.0
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # type: ignore[override]  # an attribute in the base class
         failed = any(state_of(job.run) is State.FAILED for job in self._jobs.values())
         return (
             f"Runs are taken by: cpdrun sweep --join {self._sweep.path}{' --rerun failed' if failed else ''}"

@@ -12,6 +12,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,7 +75,7 @@ class Session:
         for launcher in _each_once([config["launcher"] for config in configs if "launcher" in config]):
             if problem := executor_class(launcher).unavailable(configs, options):
                 return [problem], []
-        return self.warm.look(configs)
+        return self.warm.check(configs)
 
     def launch(
         self,
@@ -118,10 +119,10 @@ class Session:
                 tally.jobs += len(new)
                 display.expect(len(new))
 
-        def on_end(event: Event, is_stopping: bool) -> None:
+        def on_end(more: More, event: Event, is_stopping: bool) -> None:
             if not is_stopping:
                 submit(more(event))
-            elif event.outcome.status.has_result:
+            elif event.outcome is not None and event.outcome.status.has_result:
                 tally.jobs += len(more(event))
 
         try:
@@ -131,7 +132,7 @@ class Session:
                 display.console.print(executor.note, soft_wrap=True)
             if options.wait:
                 with display:
-                    callback = None if more is None else on_end
+                    callback = None if more is None else partial(on_end, more)
                     for event in drive(executor, sweep, options, display, cancelled_before, callback):
                         display.event(event)
                         tally.event(event)

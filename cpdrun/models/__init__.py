@@ -1,1 +1,4 @@
-"""Models, one architecture a file. A new one is a class here or anywhere, and a yaml in conf/model/."""
+"""Models, one architecture per file.
+
+To add a model, write a class, here or in any package, and a yaml file for it in conf/model/.
+"""

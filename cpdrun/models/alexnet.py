@@ -1,20 +1,28 @@
-"""AlexNet with batch norm, the network on which LARS was shown (You, Gitman and Ginsburg, arXiv 1708.03888, section 5).
+"""AlexNet with batch norm, the network of the LARS paper.
 
-Layers and sizes are those of the one-tower AlexNet (Krizhevsky, arXiv 1404.5997) as torchvision has it, with a batch
-norm after each convolution in place of local response normalisation, as CPD trains it. In front of the classifier the
-features are pooled to 6x6, so that any image from 63x63 does.
+You, Gitman and Ginsburg introduced LARS with this network (arXiv 1708.03888, section 5). The layers and sizes are those
+of the one-tower AlexNet (Krizhevsky, arXiv 1404.5997) in torchvision. As in CPD, a batch norm after each convolution
+replaces local response normalization. The features are pooled to 6x6 before the classifier, so the network accepts any
+image of at least 63x63 pixels.
 """
 
 from torch import Tensor, nn
 
-POOLED = 6  # the side of what the classifier reads
+POOLED = 6  # the height and width of the classifier's input
 
 
 class AlexNet(nn.Module):
-    """Images (B, in_channels, H, W) float32, H and W >= 63 -> logits (B, num_classes) float32.
+    """AlexNet with batch norm.
 
-    width: channels of the first layer; hidden: of both fully connected ones; 61.1 M parameters at 64, 4096 and 1,000
-    classes.
+    The network takes images (B, in_channels, H, W) float32 with H and W >= 63 and returns logits (B, num_classes)
+    float32. It has 61.1 M parameters for width=64, hidden=4096 and 1,000 classes.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        width: The number of channels of the first layer. The other layers have multiples of this number.
+        hidden: The number of outputs of each of the two hidden fully connected layers.
+        dropout: The probability of dropout before each hidden fully connected layer.
     """
 
     def __init__(self, in_channels: int, num_classes: int, width: int, hidden: int, dropout: float):

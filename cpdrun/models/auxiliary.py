@@ -1,7 +1,7 @@
-"""What a model with auxiliary heads gives while it trains: its logits, and others that only the loss reads.
+"""The output of a model with an auxiliary head during training.
 
-Deep supervision by a second classifier on an inner layer (Zhao et al., arXiv 1612.01105, section 3.2). In evaluation
-such a model gives its logits alone.
+An auxiliary head is a second classifier on an inner layer, for deep supervision (Zhao et al., arXiv 1612.01105, section
+3.2). Only the loss uses its logits. In evaluation, such a model returns its main logits alone.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,15 @@ from torch import Tensor
 
 
 class WithAuxiliary(NamedTuple):
-    """logits and auxiliary: (B, num_classes, ...) float32; the loss is that of logits + weight * that of auxiliary."""
+    """The logits of the main head and of the auxiliary head.
+
+    The loss is the loss of `logits` plus `weight` times the loss of `auxiliary`.
+
+    Attributes:
+        logits: The logits of the main head, (B, num_classes, ...) float32.
+        auxiliary: The logits of the auxiliary head, with the same shape and dtype.
+        weight: The weight of the auxiliary loss.
+    """
 
     logits: Tensor
     auxiliary: Tensor

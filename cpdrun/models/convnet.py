@@ -1,10 +1,20 @@
-"""A small convolutional network for small images: three 3x3 convolutions with batch norm, mean pooling."""
+"""A small convolutional network for small images: three 3x3 convolutions with batch norm, then mean pooling."""
 
 from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """Images (B, in_channels, H, W) float32 -> logits (B, num_classes) float32; any H, W >= 4."""
+    """A network of three convolutions and a linear classifier.
+
+    The network takes images (B, in_channels, H, W) float32 with H and W >= 4 and returns logits (B, num_classes)
+    float32.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        width: The number of channels of the first convolution. Each further convolution doubles the number.
+        dropout: The probability of dropout before the classifier.
+    """
 
     def __init__(self, in_channels: int, num_classes: int, width: int, dropout: float):
         super().__init__()

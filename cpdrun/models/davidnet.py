@@ -1,13 +1,24 @@
-"""DavidNet: the residual network of 9 layers of David Page's DAWNBench entry for CIFAR-10, which CPD trains.
+"""DavidNet, the 9-layer residual network of David Page's DAWNBench entry for CIFAR-10, which CPD trains.
 
-The last pooling takes the largest value over all positions (4x4 for 32x32 images), so that any size from 8 does.
+The last pooling takes the maximum over all positions (4x4 for 32x32 images), so the network accepts any image of at
+least 8x8 pixels.
 """
 
 from torch import Tensor, nn
 
 
 class DavidNet(nn.Module):
-    """Images (B, in_channels, H, W) float32, H and W >= 8 -> logits (B, num_classes) float32."""
+    """DavidNet.
+
+    The network takes images (B, in_channels, H, W) float32 with H and W >= 8 and returns logits (B, num_classes)
+    float32.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        width: The number of channels of the first convolution.
+        logit_scale: The factor by which the logits are multiplied.
+    """
 
     def __init__(self, in_channels: int, num_classes: int, width: int, logit_scale: float):
         super().__init__()
@@ -31,7 +42,7 @@ class DavidNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + two 3x3 convolutions of x, each with norm and ReLU."""
+    """The sum of the input and of two 3x3 convolutions of the input, each followed by batch norm and ReLU."""
 
     def __init__(self, channels: int):
         super().__init__()

@@ -1,11 +1,22 @@
-"""A fully convolutional network for small images: the idea of arXiv 1411.4038 at a size for one core."""
+"""A fully convolutional network for small images.
+
+The network follows the idea of Long, Shelhamer and Darrell (arXiv 1411.4038) at a size that trains on one CPU core.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class FcnSmall(nn.Module):
-    """Images (B, in_channels, H, W) float32 -> logits (B, num_classes, H, W) float32."""
+    """A small fully convolutional network for segmentation.
+
+    The network takes images (B, in_channels, H, W) float32 and returns logits (B, num_classes, H, W) float32.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        width: The number of channels of the first convolution. The other two convolutions have twice as many.
+    """
 
     def __init__(self, in_channels: int, num_classes: int, width: int):
         super().__init__()

@@ -1,6 +1,6 @@
-"""A small GPT: pre-norm decoder with learned positions and tied embeddings (Radford et al. 2019, GPT-2).
+"""A small GPT: a pre-norm decoder with learned positions and tied embeddings (Radford et al. 2019, GPT-2).
 
-Legend: B texts a batch, T positions, D channels, H heads, V symbols (256 for bytes).
+Legend: B texts per batch, T positions, D channels, H heads of d channels, V symbols (256 for bytes).
 """
 
 import torch
@@ -9,9 +9,21 @@ from torch import Tensor, nn
 
 
 class GPT(nn.Module):
-    """Symbols (B, T) int64, T <= context -> logits (B, V, T) float32 of each next symbol.
+    """A small GPT.
 
-    Raises ValueError where the heads do not divide the width, and for texts longer than context.
+    The model takes symbols (B, T) int64 with T <= context and returns the logits (B, V, T) float32 of the next symbol
+    at each position.
+
+    Args:
+        num_classes: The number of symbols V.
+        context: The largest number of positions.
+        layers: The number of blocks.
+        heads: The number of attention heads of a block.
+        width: The number of channels D.
+        dropout: The probability of dropout after the embedding and after each half of a block.
+
+    Raises:
+        ValueError: The number of heads does not divide the width, or a text is longer than `context`.
     """
 
     def __init__(self, num_classes: int, context: int, layers: int, heads: int, width: int, dropout: float):
@@ -23,21 +35,25 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        self._initialise(layers)
+        self._initialize(layers)
 
     def forward(self, symbol_BxT: Tensor) -> Tensor:
         T = symbol_BxT.shape[1]
         if len(self.positions.weight) < T:
             raise ValueError(
-                f"texts of {T} symbols (data.context) for a model of {len(self.positions.weight)} positions "
-                "(model.context); leave model.context=null"
+                f"texts of {T} symbols (data.context) are longer than the {len(self.positions.weight)} positions of "
+                "the model (model.context); set model.context=null to use the context of the data"
             )
         positions_TxD = self.positions(torch.arange(T, device=symbol_BxT.device))
         x_BxTxD = self.blocks(self.dropout(self.symbols(symbol_BxT) + positions_TxD))
         return F.linear(self.norm(x_BxTxD), self.symbols.weight).transpose(1, 2)
 
-    def _initialise(self, layers: int) -> None:
-        """GPT-2's: normal of .02, less for what is added to the residual stream."""
+    def _initialize(self, layers: int) -> None:
+        """Initialize the weights as GPT-2 does.
+
+        Matrices are drawn from a normal distribution with standard deviation 0.02. For matrices whose output is added
+        to the residual stream, the standard deviation is divided by sqrt(2 layers).
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 into_residual = name.endswith(("project.weight", "mlp.2.weight"))
@@ -45,7 +61,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each added to its normed input."""
+    """Causal self-attention and a two-layer perceptron. Each reads the normalized input and is added to the input."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()

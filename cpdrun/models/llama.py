@@ -1,13 +1,16 @@
-"""A small Llama (Touvron et al., arXiv 2302.13971, section 2.2): pre-norm decoder with RMSNorm, rotary positions,
-SwiGLU and no biases.
+"""A small Llama: a pre-norm decoder with RMSNorm, rotary positions, SwiGLU and no biases.
 
-    x = x + project(attention(norm1(x)));   x = x + down(silu(gate(norm2(x))) * up(norm2(x)))
+    x = x + project(attention(norm1(x)))
+    x = x + down(silu(gate(norm2(x))) * up(norm2(x)))
 
-RMSNorm: Zhang and Sennrich, arXiv 1910.07467; rotary positions: Su et al., arXiv 2104.09864, in the halves' order of
-GPT-NeoX, a permutation of the paper's; SwiGLU: Shazeer, arXiv 2002.05202. What differs from Llama: the output layer may
-share the embedding's weights (Press and Wolf, arXiv 1608.05859), which of so small a model would be a large part.
+Sources: Llama, Touvron et al. (arXiv 2302.13971, section 2.2). RMSNorm, Zhang and Sennrich (arXiv 1910.07467). Rotary
+positions, Su et al. (arXiv 2104.09864), where the two channels of a pair are half the channels apart, as in GPT-NeoX.
+This is a permutation of the paper's order. SwiGLU, Shazeer (arXiv 2002.05202).
 
-Legend: B texts a batch, T positions, D channels, H heads of d channels, V tokens of the vocabulary.
+A difference from Llama: the output layer may share the weights of the embedding (Press and Wolf, arXiv 1608.05859),
+which would otherwise be a large part of so small a model.
+
+Legend: B texts per batch, T positions, D channels, H heads of d channels, V tokens of the vocabulary.
 """
 
 import math
@@ -18,11 +21,26 @@ from torch import Tensor, nn
 
 
 class Llama(nn.Module):
-    """Tokens (B, T) int64, T <= context -> logits (B, V, T) float32 of each next token.
+    """A small Llama.
 
-    hidden: channels inside a block's perceptron; None: 8/3 of the width as in the paper, up to a multiple of 32. Raises
-    ValueError for sizes below 1, where the heads do not divide the width into even parts, and for texts longer than
-    context.
+    The model takes tokens (B, T) int64 with T <= context and returns the logits (B, V, T) float32 of the next token at
+    each position.
+
+    Args:
+        num_classes: The number of tokens V of the vocabulary.
+        context: The largest number of positions.
+        layers: The number of blocks.
+        heads: The number of attention heads of a block.
+        width: The number of channels D.
+        hidden: The number of channels inside the perceptron of a block. With None, it is 8/3 of the width, as in the
+            paper, rounded up to a multiple of 32.
+        theta: The base of the rotary frequencies.
+        norm_eps: The epsilon of RMSNorm.
+        tied: Whether the output layer shares the weights of the embedding.
+
+    Raises:
+        ValueError: A size is below 1, `theta` or `norm_eps` is out of range, the heads do not divide the width into
+            even parts, or a text is longer than `context`.
     """
 
     def __init__(
@@ -48,8 +66,8 @@ class Llama(nn.Module):
             )
         if width % (2 * heads):
             raise ValueError(
-                f"model.heads must divide model.width = {width} into even parts, for pairs of channels are rotated; "
-                f"{heads} does not"
+                f"model.heads must divide model.width = {width} into even parts, because rotary positions rotate "
+                f"pairs of channels; {heads} does not"
             )
         hidden = 32 * math.ceil(8 * width / 3 / 32) if hidden is None else hidden
         self.context, self.theta, self.channels = context, theta, width // heads
@@ -59,14 +77,14 @@ class Llama(nn.Module):
         self.head = nn.Linear(width, num_classes, bias=False)
         if tied:
             self.head.weight = self.symbols.weight
-        self._initialise(layers)
+        self._initialize(layers)
 
     def forward(self, symbol_BxT: Tensor) -> Tensor:
         T = symbol_BxT.shape[1]
         if self.context < T:
             raise ValueError(
-                f"texts of {T} tokens (data.context) for a model of {self.context} positions (model.context); leave "
-                "model.context=null"
+                f"texts of {T} tokens (data.context) are longer than the {self.context} positions of the model "
+                "(model.context); set model.context=null to use the context of the data"
             )
         x_BxTxD = self.symbols(symbol_BxT)
         rotation = rotation_of(T, self.channels, self.theta, x_BxTxD.device)
@@ -74,9 +92,13 @@ class Llama(nn.Module):
             x_BxTxD = block(x_BxTxD, *rotation)
         return self.head(self.norm(x_BxTxD)).transpose(1, 2)
 
-    def _initialise(self, layers: int) -> None:
-        """Normal of .02 (initializer_range of LlamaConfig in Hugging Face's transformers; the paper names none), less
-        for what is added to the residual stream, over sqrt(2 layers) as in GPT-2; norms at 1."""
+    def _initialize(self, layers: int) -> None:
+        """Draw the matrices from a normal distribution with standard deviation 0.02.
+
+        Norms keep their weight of 1. The value 0.02 is the initializer_range of LlamaConfig in Hugging Face's
+        transformers, because the paper gives none. As in GPT-2, it is divided by sqrt(2 layers) for matrices whose
+        output is added to the residual stream.
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 into_residual = name.endswith(("project.weight", "down.weight"))
@@ -84,7 +106,7 @@ class Llama(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a gated perceptron, each added to its normed input."""
+    """Causal self-attention and a gated perceptron. Each reads the normalized input and is added to the input."""
 
     def __init__(self, width: int, heads: int, hidden: int, norm_eps: float):
         super().__init__()
@@ -97,7 +119,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each head over the positions up to its own; queries and keys are rotated."""
+    """Causal self-attention with rotary positions, which rotate the queries and keys."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -115,7 +137,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """The gated perceptron down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -127,13 +149,16 @@ class SwiGLU(nn.Module):
 
 
 def rotation_of(T: int, channels: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin, (T, d) float32 each, of position * theta^(-2i/d), i < d/2; once more for the second half of d."""
+    """Return the cosine and sine of the rotation angle of each position and channel, (T, d) float32 each.
+
+    The angle of channel i < d/2 is position * theta^(-2i/d). Channel i + d/2 has the same angle as channel i.
+    """
     rate_i = theta ** (-torch.arange(0, channels, 2, device=device) / channels)
     angle_Txd = torch.outer(torch.arange(T, device=device), rate_i).repeat(1, 2)
     return angle_Txd.cos(), angle_Txd.sin()
 
 
 def rotated(x_BxHxTxd: Tensor, cos_Txd: Tensor, sin_Txd: Tensor) -> Tensor:
-    """Each channel i < d/2 and its partner i + d/2 turned by the angle of their position."""
+    """Rotate each pair of channels i and i + d/2, i < d/2, by the angle of the position."""
     first, second = x_BxHxTxd.chunk(2, dim=-1)
     return x_BxHxTxd * cos_Txd + torch.cat([-second, first], dim=-1) * sin_Txd

@@ -1,9 +1,13 @@
-"""MobileNetV2 (Sandler et al., arXiv 1801.04381, table 2) with a normalisation of one's choice, as Aketi, Kodge and Roy
-train it (arXiv 2111.09389; github.com/aparna-aketi/Low_Precision_DL, quantized_training/mobilenetv2.py).
+"""MobileNetV2 (Sandler et al., arXiv 1801.04381, table 2) with a choice of normalization layer.
 
-As in their code, a block of stride 1 has a shortcut always, a 1x1 convolution with a norm where its width changes; a
-norm that holds the activation (EvoNorm) activates the narrow end of a block too, which the paper leaves linear; and
-ReLU stands where the paper has ReLU6. The mean over all positions stands in for their pooling of fixed size.
+The network follows the code of Aketi, Kodge and Roy (arXiv 2111.09389; github.com/aparna-aketi/Low_Precision_DL,
+quantized_training/mobilenetv2.py). As in that code:
+
+- Every block of stride 1 has a shortcut. If the width changes, the shortcut is a 1x1 convolution with a norm.
+- A norm that includes the activation (EvoNorm) also activates the narrow end of a block, which is linear in the paper.
+- The activation is ReLU where the paper uses ReLU6.
+
+A difference from that code: a mean over all positions replaces pooling of a fixed size.
 """
 
 from collections.abc import Callable
@@ -13,7 +17,7 @@ from torch import Tensor, nn
 from cpdrun.models.normed.norms import Sum, activated
 from cpdrun.models.normed.resnet import STEMS
 
-BLOCKS = (  # how much wider inside, channels, how many, stride of the first
+BLOCKS = (  # for each group of blocks: expansion factor, channels, number of blocks, stride of the first block
     (1, 16, 1, 1),
     (6, 24, 2, 2),
     (6, 32, 3, 2),
@@ -26,10 +30,19 @@ FIRST, HEAD = 32, 1280
 
 
 class MobileNetV2(nn.Module):
-    """Images (B, in_channels, H, W) float32 -> logits (B, num_classes) float32.
+    """MobileNetV2.
 
-    stem small: the first convolution and the second group of blocks keep the size, for 32x32 in place of 224x224.
-    Raises ValueError for an unknown stem.
+    The network takes images (B, in_channels, H, W) float32 and returns logits (B, num_classes) float32.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        stem: `imagenet` for 224x224 images, or `small` for 32x32 images. With `small`, the first convolution and the
+            second group of blocks have stride 1.
+        norm: Makes a normalization layer for a number of channels.
+
+    Raises:
+        ValueError: The stem is unknown.
     """
 
     def __init__(self, in_channels: int, num_classes: int, stem: str, norm: Callable[[int], nn.Module]):
@@ -54,7 +67,10 @@ class MobileNetV2(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to more channels, 3x3 for each of them, 1x1 to few; a shortcut where the size stays."""
+    """A 1x1 convolution to more channels, a depthwise 3x3 convolution, and a 1x1 convolution to fewer channels.
+
+    A block of stride 1 also has a shortcut.
+    """
 
     def __init__(
         self, before: int, inside: int, channels: int, stride: int, norm: Callable[[int], nn.Module]

@@ -1,7 +1,8 @@
-"""ResNet18 for 32x32 images: the network of kuangliu's pytorch-cifar, which CPD trains on CIFAR-10.
+"""ResNet18 for 32x32 images, the network of kuangliu's pytorch-cifar that CPD trains on CIFAR-10.
 
-The 18 layers of He et al. (arXiv 1512.03385, table 1) with a 3x3 stem of stride 1 and no first pooling. Differs
-from pytorch-cifar in the last pooling: a mean over all positions, so that any image size does.
+The network has the 18 layers of He et al. (arXiv 1512.03385, table 1), with a 3x3 stem of stride 1 and no first
+pooling. A difference from pytorch-cifar: the last pooling is a mean over all positions, so the network accepts any
+image size.
 """
 
 import torch.nn.functional as F
@@ -9,7 +10,16 @@ from torch import Tensor, nn
 
 
 class ResNet18Cifar(nn.Module):
-    """Images (B, in_channels, H, W) float32 -> logits (B, num_classes) float32; 11.2 M parameters at width 64."""
+    """ResNet18 for small images.
+
+    The network takes images (B, in_channels, H, W) float32 and returns logits (B, num_classes) float32. It has 11.2 M
+    parameters for width=64.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        width: The number of channels of the first stage. Each further stage doubles the number.
+    """
 
     def __init__(self, in_channels: int, num_classes: int, width: int):
         super().__init__()
@@ -29,7 +39,7 @@ class ResNet18Cifar(nn.Module):
 
 
 class ProjectingBlock(nn.Module):
-    """Two 3x3 convolutions; the shortcut is a 1x1 convolution where the shape changes (option B)."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes (option B of the paper)."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int):
         super().__init__()

@@ -1,6 +1,7 @@
 """The CIFAR residual networks of He et al., "Deep Residual Learning" (arXiv 1512.03385), section 4.2.
 
-Depth 6n+2, three stages of n blocks, shortcuts without parameters (option A: stride, then zero channels).
+A network of depth 6n+2 has three stages of n blocks. Shortcuts have no parameters: where the shape changes, they
+subsample the positions and add channels of zeros (option A of the paper).
 """
 
 import torch.nn.functional as F
@@ -8,9 +9,18 @@ from torch import Tensor, nn
 
 
 class ResNetCifar(nn.Module):
-    """Images (B, in_channels, H, W) float32 -> logits (B, num_classes) float32.
+    """A residual network of depth 6n+2 for small images.
 
-    Raises ValueError where `depth` is not 6n+2.
+    The network takes images (B, in_channels, H, W) float32 and returns logits (B, num_classes) float32.
+
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        depth: The number of layers with weights on the main path.
+        width: The number of channels of the first stage. Each further stage doubles the number.
+
+    Raises:
+        ValueError: The depth is not 6n+2.
     """
 
     def __init__(self, in_channels: int, num_classes: int, depth: int, width: int):
@@ -39,7 +49,7 @@ class ResNetCifar(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+    """Two 3x3 convolutions and a shortcut without parameters."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int):
         super().__init__()

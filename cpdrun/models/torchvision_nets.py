@@ -1,6 +1,6 @@
-"""torchvision's ResNet50 (arXiv 1512.03385) and FCN on ResNet50 (arXiv 1411.4038), returning logits alone.
+"""ResNet50 (arXiv 1512.03385) and FCN on ResNet50 (arXiv 1411.4038) of torchvision, returning logits only.
 
-Weights start at random: nothing is fetched (init_from=PATH loads some).
+The initial weights are random. Nothing is downloaded. Use init_from=PATH to load trained weights.
 """
 
 from torch import Tensor, nn
@@ -11,7 +11,14 @@ from cpdrun.models.auxiliary import WithAuxiliary
 
 
 class ResNet50(nn.Module):
-    """RGB images (B, 3, H, W) float32 -> logits (B, num_classes) float32."""
+    """ResNet50 of torchvision.
+
+    The network takes RGB images (B, 3, H, W) float32 and returns logits (B, num_classes) float32.
+
+    Args:
+        num_classes: The number of classes.
+        zero_init_residual: Whether the last norm of each block starts with weight 0.
+    """
 
     def __init__(self, num_classes: int, zero_init_residual: bool):
         super().__init__()
@@ -22,8 +29,19 @@ class ResNet50(nn.Module):
 
 
 class FcnResNet50(nn.Module):
-    """RGB images (B, 3, H, W) float32 -> logits (B, num_classes, H, W) float32; WithAuxiliary while it trains, where
-    auxiliary_weight is above 0: a second head reads the last stage but one."""
+    """FCN on ResNet50 of torchvision, for segmentation.
+
+    The network takes RGB images (B, 3, H, W) float32 and returns logits (B, num_classes, H, W) float32. During training
+    with an `auxiliary_weight` above 0, it returns `WithAuxiliary`, with the logits of a second head on the last stage
+    but one.
+
+    Args:
+        num_classes: The number of classes.
+        auxiliary_weight: The weight of the auxiliary loss. With 0, there is no auxiliary head.
+
+    Raises:
+        ValueError: The weight is negative.
+    """
 
     def __init__(self, num_classes: int, auxiliary_weight: float):
         super().__init__()

@@ -1,1 +1,1 @@
-"""Optimizers that torch lacks, and learning-rate schedules."""
+"""Optimizers that torch does not have, and learning-rate schedules."""

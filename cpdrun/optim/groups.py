@@ -1,16 +1,18 @@
-"""Parameter groups: which parameters the optimizer treats by settings of their own, such as no weight decay.
+"""Parameter groups, which give some parameters other settings of the optimizer, such as no weight decay.
 
-A group of the key `parameter_groups` names its parameters by glob patterns, and what differs for them:
+A group of the key `parameter_groups` selects its parameters by glob patterns and lists the settings that differ:
 
     parameter_groups:
       - {parameters: ['*.bias'], modules: ['*Norm*'], weight_decay: 0.0}
 
-`parameters` are patterns of names as the model gives them (layer1.0.bn1.weight), `modules` of the class that holds a
-parameter (BatchNorm2d, LayerNorm), for norms often have no name of their own. A parameter belongs to the first group
-that either matches; those of no group keep the optimizer's settings.
+`parameters` are patterns for the names of parameters (layer1.0.bn1.weight). `modules` are patterns for the class of the
+module that contains the parameter (BatchNorm2d, LayerNorm), because the names of parameters often do not say that they
+belong to a norm. A parameter belongs to the first group with a matching pattern of either kind. Parameters in no group
+keep the settings of the optimizer.
 
-An optimizer whose class has `settings_of(name, module, parameter, arguments)` treats parameters by what they are: it
-gives those settings, from the arguments that make the optimizer, which a group's go before.
+An optimizer can choose settings by the kind of a parameter. Its class then has a method `settings_of(name, module,
+parameter, arguments)`, which returns the settings of a parameter, given the arguments of the optimizer. The settings of
+a group take precedence.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,15 +29,21 @@ OwnSettings = Callable[[str, nn.Module, nn.Parameter], Mapping[str, Any]]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training moves, by their names and in the model's order: those that require a gradient."""
+    """Return the parameters that require a gradient, by name and in the order of the model."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 class ParameterGroups:
-    """The groups of one model's parameters, by their place among those that are `trainable`.
+    """The groups of a model's trainable parameters.
 
-    groups: mappings of `parameters` and `modules` (lists of patterns) and of settings. own: the optimizer's settings of
-    a parameter, by its name and the module that holds it. Raises ValueError for a pattern that matches nothing.
+    Args:
+        model: The model.
+        groups: For each group, a mapping with patterns under `parameters` and `modules`, and with settings.
+        own: Returns the settings that the optimizer chooses for a parameter, from its name, the module that contains it
+            and the parameter. With None, the optimizer chooses none.
+
+    Raises:
+        ValueError: A pattern matches no parameter.
     """
 
     def __init__(
@@ -45,7 +53,7 @@ class ParameterGroups:
         names = list(trainable(model))
         holders = _holders(model)
         matched: set[tuple[str, str]] = set()
-        self.group_of: list[int | None] = []  # of each parameter; None: no group's
+        self.group_of: list[int | None] = []  # the group of each parameter, or None
         for name in names:
             mine = [i for i, group in enumerate(groups) if _matches(group, name, holders[name], matched)]
             self.group_of.append(mine[0] if mine else None)
@@ -59,10 +67,17 @@ class ParameterGroups:
         ]
 
     def optimizer(self, make: MakeOptimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """make(what an optimizer of torch.optim takes) for these parameters, in the order of the model's.
+        """Make the optimizer of the given parameters.
 
-        The optimizer's first group is that of no pattern, where there is one. Raises ValueError for a setting that the
-        optimizer does not have.
+        The first group of the optimizer contains the parameters in no group, if there are any.
+
+        Args:
+            make: Makes the optimizer from parameters or parameter groups, as the optimizers of torch.optim accept them.
+            parameters: The trainable parameters, in the order of the model.
+
+        Raises:
+            ValueError: A group has a setting that the optimizer does not have, or a setting that is not a number from
+                0.
         """
         if not self.settings and not any(self.own):
             return make(list(parameters))
@@ -99,7 +114,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _holders(model: nn.Module) -> dict[str, str]:
-    """The class of the module that holds each parameter, by the parameter's name."""
+    """Return the class name of the module that contains each parameter, by the name of the parameter."""
     return {
         f"{prefix}.{name}" if prefix else name: type(module).__name__
         for prefix, module in model.named_modules()
@@ -114,7 +129,7 @@ def _patterns(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _matches(group: Mapping[str, Any], name: str, holder: str, matched: set[tuple[str, str]]) -> bool:
-    """Whether the group takes this parameter; the patterns that do are added to `matched`."""
+    """Return whether the group contains this parameter, and add the patterns that match to `matched`."""
     found = {
         (kind, pattern)
         for kind, pattern in _patterns(group)

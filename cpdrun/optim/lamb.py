@@ -1,11 +1,11 @@
-"""LAMB: Adam with a learning rate for every layer (You et al., arXiv 1904.00962, algorithm 2).
+"""LAMB: Adam with a learning rate for each layer (You et al., arXiv 1904.00962, algorithm 2).
 
-    m, v   = Adam's moments, corrected for their start at zero
+    m, v   = the moments of Adam, with bias correction
     update = m / (sqrt(v) + eps) + weight_decay * w
     w      = w - lr * |w| / |update| * update
 
-The scaling function phi is the identity, as in the authors' code; a layer whose weights or update are zero has
-ratio 1.
+The scaling function phi is the identity, as in the authors' code. If the weights or the update of a layer are all zero,
+the ratio |w| / |update| is replaced by 1.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,19 @@ from torch import Tensor
 
 
 class LAMB(torch.optim.Optimizer):
-    """float32 parameters of any shape."""
+    """LAMB.
+
+    Args:
+        params: float32 parameters of any shape, or parameter groups.
+        lr: The learning rate.
+        beta1: The decay rate of the first moment.
+        beta2: The decay rate of the second moment.
+        eps: The number that is added to the square root of the second moment.
+        weight_decay: The weight decay.
+
+    Raises:
+        ValueError: The learning rate is negative, or a decay rate is not in [0, 1).
+    """
 
     def __init__(
         self,
@@ -33,7 +45,7 @@ class LAMB(torch.optim.Optimizer):
         super().__init__(params, settings)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # ignores closure
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:

@@ -1,4 +1,4 @@
-"""LARS: a learning rate for every layer (You, Gitman and Ginsburg, arXiv 1708.03888, algorithm 1).
+"""LARS: a learning rate for each layer (You, Gitman and Ginsburg, arXiv 1708.03888, algorithm 1).
 
 For a layer with weights w, gradient g and weight decay d,
 
@@ -6,10 +6,12 @@ For a layer with weights w, gradient g and weight decay d,
     v     = momentum * v + lr * trust * (g + d w)
     w     = w - v
 
-As there, momentum keeps past steps with the lr they were taken with. What differs: layers of one dimension
-(biases, norms) may be left to plain SGD without decay, as later recipes do (adapt_1d=false). A layer whose gradient
-is zero has trust 1, one whose weights are zero `trust_of_zeros`: by the formula it is 0, and a bias that begins at
-zero stays there, which is how the APS authors' code for arXiv 1911.08907 has it (github.com/drcut/CPD, mix.py).
+As in the paper, the momentum contains past steps with the learning rate of their time.
+
+Differences from the paper: layers with one dimension (biases, norms) may use plain SGD without weight decay, as in
+later recipes (adapt_1d=false). If the gradient of a layer is zero, its trust is 1. If its weights are zero, its trust
+is `trust_of_zeros`. The formula gives 0, with which a bias that starts at zero never changes. The code of the APS
+authors for arXiv 1911.08907 does this (github.com/drcut/CPD, mix.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +22,20 @@ from torch import Tensor
 
 
 class LARS(torch.optim.Optimizer):
-    """float32 parameters of any shape; `coefficient` is the paper's eta."""
+    """LARS.
+
+    Args:
+        params: float32 parameters of any shape, or parameter groups.
+        lr: The learning rate.
+        momentum: The momentum.
+        weight_decay: The weight decay d.
+        coefficient: The trust coefficient, eta in the paper.
+        adapt_1d: Whether layers with one dimension have a trust and weight decay.
+        trust_of_zeros: The trust of a layer whose weights are all zero.
+
+    Raises:
+        ValueError: The learning rate is negative, or the coefficient is not positive.
+    """
 
     def __init__(
         self,
@@ -45,14 +60,15 @@ class LARS(torch.optim.Optimizer):
         super().__init__(params, settings)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # ignores closure
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:
                     self._update(w, w.grad, group)
 
     def _update(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        decay, trust = group["weight_decay"], 1.0
+        decay = group["weight_decay"]
+        trust: float | Tensor = 1.0
         if w.dim() > 1 or group["adapt_1d"]:
             weight_norm, gradient_norm = w.norm(), g.norm()
             scaled = group["coefficient"] * weight_norm / (gradient_norm + decay * weight_norm)

@@ -1,19 +1,22 @@
-"""SGD with momentum in which every operation is rounded to a format: nothing wider lives between two operations.
+"""SGD with momentum in which the result of every operation is rounded to a format.
 
-Q rounds once to the format, nearest even. w, g, v: weights, gradient of the scaled loss, momentum; s the loss
-scale; lr, momentum m and weight decay are rounded to the format first. Three orders of the same formula:
+Q rounds once to the format, to nearest even. The weights are w, the gradient of the scaled loss is g, the momentum
+buffer is v, and the loss scale is s. The learning rate lr, the momentum m and the weight decay are rounded to the
+format first. The formula has three orders of operations:
 
     unscale_first   d = Q(Q(g / s) + Q(decay w));     v = Q(Q(m v) + d);           u = Q(lr v)
     rate_first      d as above;                       v = Q(Q(m v) + Q(lr d));     u = v
     unscale_last    d = Q(Q(g) + Q(Q(s decay) w));    v = Q(Q(m v) + d);           u = Q(Q(lr v) / s)
 
-and the step is w - u. With Nesterov's momentum, u has Q(d + Q(m v)) in place of v (rate_first: Q(Q(lr d) + Q(m v))).
-The first step sets v = d (rate_first: Q(lr d)), as torch.optim.SGD does. Without rounding, unscale_first is that
-optimizer's formula to the last bit but for fused operations; unscale_last is the same formula in units of the scaled
-loss, in which small gradients do not fall below the format's smallest value before the rate is applied, and in which
-the momentum, up to 1 / (1 - m) times a gradient, may overflow where the gradient does not. Where s changes, v is
-brought to the new units first: v = Q(v s' / s). rate_first differs when the rate changes: the momentum keeps past
-steps with the rate they were taken with.
+The step is w - u. With Nesterov momentum, u uses Q(d + Q(m v)) in place of v (rate_first: Q(Q(lr d) + Q(m v))). The
+first step sets v = d (rate_first: Q(lr d)), as torch.optim.SGD does.
+
+Without rounding, unscale_first is the formula of torch.optim.SGD, with equal bits except for fused operations.
+unscale_last is the same formula in units of the scaled loss. With it, small gradients do not underflow before they are
+multiplied by the learning rate, but the momentum buffer, up to 1 / (1 - m) times a gradient, may overflow when the
+gradient does not. If s changes, v is first converted to the new units: v = Q(v s' / s). rate_first differs from the
+others when the learning rate changes, because its momentum buffer contains past steps with the learning rate of their
+time.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +31,12 @@ Round = Callable[[Tensor], Tensor]  # float64 -> float32 values of a format
 
 
 def rounding_to(fmt: str | None) -> Round:
-    """Q: one rounding of an exact product or sum; to float32 where no format is named.
+    """Return Q, a function that rounds an exact product or sum once to a format, or to float32 for None.
 
-    Products of two values of a format with at most 26 mantissa bits are exact in float64; so are sums, unless their
-    exponents lie more than 52 - mantissa_bits apart, where the smaller one is far below half a unit of the larger.
-    inf, NaN, overflow, subnormals, -0 as in custom_fp.quantize.
+    The function takes float64 values and returns float32 values of the format. In float64, products of two values of a
+    format with at most 26 mantissa bits are exact. Sums are exact unless the exponents differ by more than
+    52 - mantissa_bits, in which case the smaller value is far below half a unit in the last place of the larger. Inf,
+    NaN, overflow, subnormals and -0 are treated as in `custom_fp.quantize`.
     """
     if fmt is None:
         return lambda exact: exact.to(torch.float32)
@@ -49,11 +53,17 @@ def sgd_update(
     order: str,
     rounded: Round,
 ) -> Tensor:
-    """u, float32 values of the format; the step is w - u, which the caller forms and rounds. w is not written.
+    """Return the update u, float32 values of the format. The caller computes w - u and rounds it.
 
-    w, g: float32, of one shape, g already divided by `scale` (exactly, a power of two is meant). state: the
-    optimizer's for w; its "momentum_buffer" and the "scale" it was formed with are replaced. settings: lr,
-    momentum, weight_decay, nesterov.
+    Args:
+        w: The weights, float32. They are not changed.
+        g: The gradient of the unscaled loss, float32, of the same shape. It is the gradient of the scaled loss divided
+            by `scale`, which is exact if the scale is a power of two.
+        state: The optimizer state of w. "momentum_buffer" and "scale", the loss scale of the buffer, are replaced.
+        settings: The settings lr, momentum, weight_decay and nesterov.
+        scale: The loss scale s.
+        order: The order of operations, one of `ORDERS`.
+        rounded: The rounding function Q.
     """
 
     def q(exact: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Learning-rate schedules: pure functions of how far training is.
+"""Learning-rate schedules, which are pure functions of the progress of training.
 
-A schedule is called as `factor = schedule(epoch, epochs)`, where `epoch` is a real number from 0 to `epochs`
-(step / steps an epoch), and gives the factor of the optimizer's lr for that step.
+A schedule is called as `factor = schedule(epoch, epochs)`, where `epoch` is a float from 0 to `epochs` (the step
+divided by the steps per epoch). It returns the factor by which the learning rate of the optimizer is multiplied for
+this step.
 """
 
 import itertools
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 
 
 def linear_warmup(epoch: float, warmup_epochs: float, start: float) -> float:
-    """From `start` to 1 over `warmup_epochs` (Goyal et al., arXiv 1706.02677, section 2.2); 1 after."""
+    """Return a factor that rises linearly from `start` to 1 over `warmup_epochs` and stays at 1.
+
+    The source is Goyal et al., arXiv 1706.02677, section 2.2.
+    """
     if epoch >= warmup_epochs:
         return 1.0
     return start + (1.0 - start) * epoch / warmup_epochs
@@ -34,7 +38,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Step:
-    """Warm-up, then a drop by `gamma` at the start of every epoch in `milestones`."""
+    """Warm-up, then a multiplication by `gamma` at the start of each epoch in `milestones`."""
 
     warmup_epochs: float
     warmup_start: float
@@ -48,8 +52,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Poly:
-    """Warm-up, then (1 - epoch / epochs) ** power (Chen et al., DeepLab, arXiv 1606.00915, section 4.1), from 1 down to
-    `final`. decay_after_warmup: epochs are counted from the end of the warm-up, not from the start."""
+    """Warm-up, then polynomial decay (1 - epoch / epochs) ** power from 1 to `final`.
+
+    The source is Chen et al., DeepLab, arXiv 1606.00915, section 4.1.
+
+    Attributes:
+        warmup_epochs: The number of epochs of the warm-up.
+        warmup_start: The factor at the start of the warm-up.
+        power: The exponent of the decay.
+        final: The factor at the end.
+        decay_after_warmup: Whether the epochs of the decay are counted from the end of the warm-up, not from the start.
+    """
 
     warmup_epochs: float
     warmup_start: float
@@ -66,8 +79,18 @@ class Poly:
 
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """Straight lines between (epoch, factor) points; the first and last factor hold before and after them. A warm-up
-    multiplies them."""
+    """Linear interpolation between (epoch, factor) points, multiplied by a warm-up.
+
+    Before the first point and after the last point, the factor is constant.
+
+    Attributes:
+        points: The points, in order of their epochs.
+        warmup_epochs: The number of epochs of the warm-up.
+        warmup_start: The factor at the start of the warm-up.
+
+    Raises:
+        ValueError: There are fewer than two points, or their epochs do not increase.
+    """
 
     points: Sequence[Sequence[float]]
     warmup_epochs: float
@@ -77,7 +100,8 @@ class PiecewiseLinear:
         epochs = [point[0] for point in self.points]
         if len(epochs) < 2 or any(a >= b for a, b in itertools.pairwise(epochs)):
             raise ValueError(
-                f"schedule.points must be two or more [epoch, factor] in order, not {self.points}"
+                "schedule.points must be two or more pairs [epoch, factor] with increasing epochs, not "
+                f"{self.points}"
             )
 
     def __call__(self, epoch: float, epochs: float) -> float:

@@ -82,12 +82,12 @@ class Attempt:
         return self.path / ".pulse"
 
     @property
-    def asks(self) -> Path:
+    def polls_stop(self) -> Path:
         """A file that is touched when a user's script first asks whether it should stop."""
         return self.path / ".asks"
 
     @property
-    def told(self) -> Path:
+    def stop_delivered(self) -> Path:
         """A file that is touched when a user's script was told to stop."""
         return self.path / ".told"
 

@@ -19,9 +19,11 @@ is_function_too(__name__)
 
 def __getattr__(name: str) -> Any:
     if name in ("Report", "ReportOptions", "write_report"):
-        from cpdrun.report import write as source
-    elif name in ("ReportError", "ReportUsageError"):
-        import cpdrun.study as source
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(source, name)
+        from cpdrun.report import write
+
+        return getattr(write, name)
+    if name in ("ReportError", "ReportUsageError"):
+        from cpdrun import study
+
+        return getattr(study, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

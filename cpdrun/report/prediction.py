@@ -239,13 +239,23 @@ def predict_document(
 
 
 def _predicted_ladder(ladder: LadderForecast) -> PredictedLadder:
-    ends = [
-        end and end.subject for end in (ladder.narrowest(), ladder.narrowest("low"), ladder.narrowest("high"))
-    ]
-    labels, bits = [end and end.label for end in ends], [end and end.bits for end in ends]
+    smallest, smallest_bits = _label_and_bits(ladder.narrowest())
+    from_, from_bits = _label_and_bits(ladder.narrowest("low"))
+    to, to_bits = _label_and_bits(ladder.narrowest("high"))
     return PredictedLadder(
-        ladder.label, *labels, *bits, [_predicted_candidate(forecast) for forecast in ladder]
+        chain=ladder.label,
+        smallest=smallest,
+        from_=from_,
+        to=to,
+        smallest_bits=smallest_bits,
+        from_bits=from_bits,
+        to_bits=to_bits,
+        candidates=[_predicted_candidate(forecast) for forecast in ladder],
     )
+
+
+def _label_and_bits(forecast: Forecast | None) -> tuple[str | None, float | None]:
+    return (forecast.subject.label, forecast.subject.bits) if forecast else (None, None)
 
 
 def _predicted_candidate(forecast: Forecast) -> PredictedCandidate:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cpdrun.launch.progress.results import duration
+from cpdrun.launch.progress.best_result import duration
 from cpdrun.launch.summary import Summary
 from cpdrun.report.failures_text import failures_text, identical_texts, left_out_text
 from cpdrun.report.render import capital, count, join_last, render, render_lines

@@ -23,8 +23,8 @@ from cpdrun.record import (
     write_text,
 )
 from cpdrun.record.files import write_json_lines
-from cpdrun.script_metrics.files import GrowingFile, csv_parser, json_parser, tensorboard_rows
 from cpdrun.script_metrics.lines import Lines
+from cpdrun.script_metrics.metric_files import GrowingFile, csv_parser, json_parser, tensorboard_rows
 from cpdrun.script_metrics.patterns import Patterns
 from cpdrun.script_metrics.result import Tally, result
 

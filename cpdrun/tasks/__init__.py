@@ -1,37 +1,44 @@
-"""The contract of model, data and task: what cpdrun asks of classes, its own and yours alike.
+"""What cpdrun requires of the model, the data and the task of a run. The same holds for built-in classes and your own.
 
-A run has one of each, named in its configuration (`model._target_=package.module.Class` ...). None is registered, and
-only a task has a base class.
+The configuration names each of the three by its class (`model._target_=package.module.Class`, for example). Classes
+need no registration, and only a task needs a base class.
 
-DATA  has two attributes that are asked for,
-    train     a dataset of torch: numbered samples (__len__, __getitem__), or an IterableDataset
-    test      the same, finite
-and others that it may have:
-    augment(inputs, generator)   a training batch's inputs changed at random, drawing from `generator` alone; new
-                                 tensors. Of a batch that is a mapping it is given all
-    path, sha256                 the file or folder it was read from; a digest of what it holds: the record tells one
-                                 data from another by them
-    anything else                facts that a model or a task may ask for. Ours state num_classes, in_channels,
-                                 image_size (pixels of a side), context, vocab_size, bytes_per_token
-A sample is (inputs, targets), or a mapping whose targets are under `labels`. Inputs and targets are numbers, tensors,
-or tuples, lists and dicts of them; torch's default_collate makes batches of them. A dataset may have
-    fetch_batch(indices)                  a whole batch at once
-    fetch_augmented(indices, generator)   the same for training, changed at random while it is decoded
-    y_N                                   all targets, for a partition by classes to look at without reading samples
-    set_epoch(n)                          of an IterableDataset: called before its pass n, counted from 0
-An IterableDataset's samples are dealt as they come; where it has no __len__, max_steps must be given.
+DATA is an object with two required attributes:
+    train     A dataset of torch: map-style (with __len__ and __getitem__) or an IterableDataset.
+    test      The same, of finite length.
+and with optional attributes:
+    augment(inputs, generator)   Returns the inputs of a training batch with random changes, as new tensors. It draws
+                                 random numbers from `generator` only. If the batch is a mapping, it receives the whole
+                                 batch.
+    path, sha256                 The file or folder that contains the data, and a digest of its contents. The run record
+                                 uses them to identify the data.
+    anything else                Facts that a model or a task may use as arguments. The built-in datasets have
+                                 num_classes, in_channels, image_size (height and width in pixels), context, vocab_size
+                                 and bytes_per_token.
 
-MODEL  is an nn.Module that knows its shapes before a first batch. Arguments of its class that its yaml does not set
-are taken from the data's facts of that name. It is called with the inputs: a tuple's in order, a mapping's entries by
-name; so a model of Hugging Face's, called with input_ids=..., labels=..., needs no wrapper. It gives what its task
-compares: a tensor, or an object or mapping with `logits`.
+A sample is (inputs, targets), or a mapping with the targets under the key `labels`. Inputs and targets are numbers,
+tensors, or tuples, lists and dicts of them. The function default_collate of torch combines samples into batches. A
+dataset may have:
+    fetch_batch(indices)                  Returns a whole batch at once.
+    fetch_augmented(indices, generator)   The same for a training batch, with random changes made during decoding.
+    y_N                                   All targets, from which a partition by classes reads the classes without
+                                          reading samples.
+    set_epoch(n)                          For an IterableDataset: called before pass n over the data, counted from 0.
+The samples of an IterableDataset are used in the order in which they come. If it has no __len__, the run needs
+max_steps.
 
-TASK  says what is learnt: how the model is called, the loss, the metrics (`cpdrun.tasks.base.Task`). A data set's yaml
-chooses one,
+MODEL is an nn.Module whose parameters have their shapes before the first batch. If the yaml file does not set an
+argument of the class, and the data has a fact of the same name, the fact is passed. The model is called with the
+inputs: a tuple is passed as positional arguments and a mapping as keyword arguments. So a Hugging Face model that is
+called with input_ids=..., labels=... needs no wrapper. It returns what the task needs: a tensor, or an object or
+mapping with `logits`.
+
+TASK defines what is learned: how the model is called, the loss and the metrics (`cpdrun.tasks.base.Task`). The yaml
+file of a dataset can choose a task:
 
     defaults:
       - override /task@_global_.task: regression
 
-or else it is classification; `task=NAME` chooses another. Each metric says which way is better and how it is shown
-(`cpdrun.record.measure.Measure`), and the record carries it.
+Otherwise, the task is classification. `task=NAME` chooses another. Each metric has a `cpdrun.record.measure.Measure`,
+which says whether higher or lower is better and how the metric is displayed. The run record contains it.
 """

@@ -1,7 +1,9 @@
-"""What a run learns: how a model is called with a batch, the loss, and what is measured on held-out data.
+"""The base class of tasks: how a model is called with a batch, the loss, and the metrics of the test set.
 
-A batch is (inputs, targets), or a mapping that the model takes by name, its targets under `labels`, as Hugging Face
-has it. Inputs and targets are tensors, or tuples, lists and dicts of tensors. Legend: B samples a batch.
+A batch is (inputs, targets), or a mapping whose entries are the keyword arguments of the model, with the targets under
+the key `labels`, as in Hugging Face's libraries. Inputs and targets are tensors, or tuples, lists and dicts of tensors.
+
+Legend: B samples per batch.
 """
 
 from abc import ABC, abstractmethod
@@ -15,18 +17,24 @@ from cpdrun.record.measure import Measure
 
 
 class Task(ABC):
-    """A class of your own has this base, or another task's; its arguments are taken from its yaml and, where a data set
-    states a fact of that name (num_classes, ...) and the yaml does not, from the data; `label_smoothing` from the run.
+    """The base class of tasks.
 
-    measures: each metric, by the name that `metrics` gives it; `loss` is among them. judged_by: the one that a report
-    compares, and by which the best epoch is known.
+    The yaml file of a task sets the arguments of its class. If the yaml file does not set an argument, and the data has
+    a fact of the same name (such as num_classes), the fact is passed. `label_smoothing` comes from the run.
+
+    Attributes:
+        measures: How each metric that `metrics` returns is judged and displayed, by name. `loss` is one of them.
+        judged_by: The name of the metric that reports compare and that determines the best epoch.
     """
 
     measures: Mapping[str, Measure]
     judged_by: str
 
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """What the model gives for the batch: it is called with a mapping's entries by name, a tuple's in order."""
+        """Return the outputs of the model for a batch.
+
+        A mapping is passed to the model as keyword arguments, and a tuple or list of inputs as positional arguments.
+        """
         inputs = batch if isinstance(batch, Mapping) else batch[0]
         if isinstance(inputs, Mapping):
             return model(**inputs)
@@ -34,55 +42,72 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """What a training step makes smaller: (), a mean over the batch.
+        """Return the training loss, a scalar tensor that is the mean over the batch.
 
-        With emulation=batched or chunked it runs inside torch.func.vmap: no value of a tensor may steer it.
+        With emulation=batched or chunked, this method runs inside torch.func.vmap, so the values of tensors must not
+        influence the control flow.
         """
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> Tensor:
-        """The loss of the model on the batch."""
+        """Return the loss of the model on the batch."""
         return self.loss(self.outputs(model, batch), batch)
 
     @abstractmethod
     def sums(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """What `metrics` needs, of one batch, to be added over all: counts are integers, exact in any order; anything
-        else is a float, added in the order of the batches. Of the same names and shapes for every batch."""
+        """Return the sums over one batch that `metrics` needs, by name.
+
+        The names and shapes must be the same for every batch. The sums are added over all batches. Counts must have an
+        integer dtype, so that their totals are exact in any order. Other sums are floats, which are added in the order
+        of the batches.
+        """
 
     @abstractmethod
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        """The metrics, from the totals of `sums` (float64 and int64) over the test set."""
+        """Return the metrics of the test set.
+
+        Args:
+            totals: The totals of `sums` over the test set, float64 or int64.
+        """
 
     def example_outcomes(self, outputs: Any, batch: Batch) -> Tensor | None:
-        """Return the class of each sample of a test batch and whether it is answered right (1 or 0), int64 (B, 2).
+        """Return the class of each sample of a test batch and whether its answer is correct (1 or 0), int64 (B, 2).
 
-        Return None, for every batch, if the metric `judged_by` is anything else than the share of samples that are
-        answered right; this is the default.
+        Return None for every batch, as this default does, if the metric `judged_by` is not the fraction of samples
+        whose answer is correct.
         """
         return None
 
     def loss_range(self) -> tuple[float, float] | None:
-        """The training loss of a model that is always right, and of one that guesses; None where that is not known, and
-        `give_up_after` is refused."""
+        """Return the training loss of a model that is always correct and of a model that guesses.
+
+        Return None if the losses are not known. `give_up_after` is then not allowed.
+        """
         return None
 
     def unfit_targets(self, batch: Batch) -> str | None:
-        """Why the loss cannot mean these targets, as the end of `the targets of DATA ...`; None where it can."""
+        """Return why the loss cannot use the targets of a batch, or None if it can.
+
+        The text is the end of a sentence that starts with `the targets of DATA`.
+        """
         return None
 
     def unfit_outputs(self, outputs: Any, batch: Batch) -> str | None:
-        """Why the loss cannot mean these outputs, as the end of `MODEL ...`; None where it can."""
+        """Return why the loss cannot use these outputs of the model, or None if it can.
+
+        The text is the end of a sentence that starts with the name of the model.
+        """
         return None
 
 
 def prediction_of(outputs: Any) -> Any:
-    """The logits of an object or mapping that has them, as Hugging Face's; anything else as it is."""
+    """Return the logits if the outputs have `logits`, as in Hugging Face's libraries, or else the outputs."""
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs)
     return getattr(outputs, "logits", outputs)
 
 
 def described(value: Any) -> str:
-    """`float32 of shape (1, 10)`, `a tuple`."""
+    """Return a short description of a value, such as `float32 of shape (1, 10)` or `a tuple`."""
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

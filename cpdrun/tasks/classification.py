@@ -1,6 +1,7 @@
-"""One class for each sample, or for each of its elements: cross-entropy, judged by how many are right.
+"""Classification of samples, or of each element of a sample, with cross-entropy and accuracy.
 
-Legend: B samples, K classes. Logits are (B, K, ...), targets int64 (B, ...), where IGNORED counts for nothing.
+Legend: B samples, K classes. Logits are (B, K, ...) and targets are int64 (B, ...). Elements whose target is IGNORED do
+not count.
 """
 
 import math
@@ -17,24 +18,30 @@ from cpdrun.record.measure import ACCURACY, NATS, Measure
 from cpdrun.tasks.base import Task, described, prediction_of
 
 IGNORED = -100
+MEASURES: dict[str, Measure] = {"loss": NATS, "accuracy": ACCURACY}
 
 
 class Classification(Task):
-    """label_smoothing: share of each target spread over all classes, in training alone."""
+    """Classification into K classes.
 
-    measures: Mapping[str, Measure] = {"loss": NATS, "accuracy": ACCURACY}
+    Args:
+        num_classes: The number of classes K. With None, it is not checked.
+        label_smoothing: The fraction of each target that is spread evenly over all classes, in training only.
+    """
+
+    measures: dict[str, Measure] = MEASURES
     judged_by = "accuracy"
 
     def __init__(self, num_classes: int | None = None, label_smoothing: float = 0.0):
         self.num_classes, self.label_smoothing = num_classes, label_smoothing
-        self._heads = 1.0  # that of the model and of auxiliary ones, by their weight
+        self._heads = 1.0  # the weight of the main head, 1, plus the weight of the auxiliary head
 
     def compared(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits (B, K, ...) and their targets (B, ...)."""
+        """Return the logits (B, K, ...) and the targets (B, ...) that the loss compares."""
         return prediction_of(outputs), targets_of(batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """With that of auxiliary heads, where the model has some."""
+        """Return the cross-entropy, plus that of the auxiliary head if the model has one."""
         logits, y = self.compared(outputs, batch)
         loss = F.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
         if not isinstance(outputs, WithAuxiliary):
@@ -44,8 +51,12 @@ class Classification(Task):
         return loss + outputs.weight * auxiliary
 
     def loss_range(self) -> tuple[float, float] | None:
-        """A guess among K classes costs ln K, smoothed labels or not; a right answer the entropy of a smoothed label.
-        Of heads as the latest `loss` had them. Not of a subclass with a loss of its own, which can say it itself."""
+        """Return the loss of a correct model and of a model that guesses among K classes.
+
+        A guess costs ln K, with or without label smoothing. A correct answer costs the entropy of a smoothed label.
+        Both are multiplied by the total weight of the heads in the latest call of `loss`. The range is not known for a
+        subclass that overrides the loss. Such a class can override this method.
+        """
         own = type(self)
         if own.loss is not Classification.loss or own.loss_of is not Task.loss_of or not self.num_classes:
             return None
@@ -79,26 +90,29 @@ class Classification(Task):
         if isinstance(y, Tensor) and y.dtype == torch.int64:
             return None
         return (
-            f"are {described(y)}; the loss is cross-entropy over classes, which takes int64 class numbers from 0 "
-            "(task=regression learns numbers)"
+            f"are {described(y)}; the loss is cross-entropy over classes, which needs int64 class numbers that "
+            "start at 0 (to learn numbers, use task=regression)"
         )
 
     def unfit_outputs(self, outputs: Any, batch: Batch) -> str | None:
         logits = prediction_of(outputs)
         if not isinstance(logits, Tensor) or logits.dim() < 2:
-            return f"gives {described(logits)}; the loss takes one tensor (samples, classes, ...), or its `logits`"
+            return (
+                f"gives {described(logits)}; the loss takes one tensor (samples, classes, ...), or an output that "
+                "has such a tensor as `logits`"
+            )
         logits, y = self.compared(outputs, batch)
         K = logits.shape[1]
         if K < 2 and isinstance(y, Tensor) and logits.dim() > y.dim() + 1:
-            return (
-                f"gives {described(logits)} for targets {described(y)}: classes are counted along dimension 1"
-            )
+            return f"gives {described(logits)} for targets {described(y)}: dimension 1 must be the classes"
         if K < 2:
-            return "has one output, of which every cross-entropy is 0: it needs one for each class"
+            return (
+                "has one output, for which the cross-entropy is always 0: it needs one output for each class"
+            )
         if self.num_classes not in (None, K):
             return (
-                f"has {K} outputs for the {self.num_classes} classes of the data; give its class an argument "
-                f"num_classes, or set the one it has to {self.num_classes}"
+                f"has {K} outputs for the {self.num_classes} classes of the data; add an argument num_classes to "
+                f"its class, or set the argument to {self.num_classes}"
             )
         try:
             F.cross_entropy(logits.float(), y)

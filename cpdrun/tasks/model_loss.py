@@ -1,5 +1,7 @@
-"""The loss that the model gives itself, as `loss` of its outputs, whatever it is of: models of Hugging Face do where
-the batch holds labels."""
+"""Any loss that the model computes itself and returns as `loss` of its outputs.
+
+Hugging Face models do this if the batch contains labels.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +15,10 @@ from cpdrun.tasks.base import Task
 
 
 class ModelLoss(Task):
-    """test_loss is the mean over the test batches, each by its number of samples."""
+    """The loss of the model.
+
+    The test loss is the mean over the test batches, weighted by their numbers of samples.
+    """
 
     measures: Mapping[str, Measure] = {"loss": ERROR}
     judged_by = "loss"
@@ -34,4 +39,6 @@ class ModelLoss(Task):
         loss = self.loss(outputs, batch) if has else None
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return None
-        return "gives no `loss`, a tensor of one number: is there one without labels in the batch?"
+        return (
+            "gives no `loss` that is a tensor of one number: does the batch contain the labels that it needs?"
+        )

@@ -1,8 +1,10 @@
-"""The next token of a text, at every position.
+"""Prediction of the next token of a text at every position.
 
-Legend: B texts, T positions, V tokens of the vocabulary. With batches of (tokens, next tokens), logits are (B, V, T)
-and stand beside their targets; with a mapping of Hugging Face's names, logits are (B, T, V) and `labels` are the tokens
-themselves, which this task moves by one.
+If a batch is (tokens, next tokens), the logits are (B, V, T) and the targets are the next tokens (B, T). If a batch is
+a mapping, as in Hugging Face's libraries, the logits are (B, T, V) and `labels` are the tokens themselves, which this
+task shifts by one position.
+
+Legend: B texts, T positions, V tokens of the vocabulary.
 """
 
 import math
@@ -17,8 +19,15 @@ from cpdrun.tasks.classification import Classification
 
 
 class NextToken(Classification):
-    """perplexity: of a token. bits_per_byte: where the data states bytes_per_token, those of a token of its test text
-    on average (1 for text by bytes)."""
+    """Prediction of the next token.
+
+    The metrics are the perplexity per token and, if `bytes_per_token` is known, the bits per byte.
+
+    Args:
+        num_classes: The number of tokens V of the vocabulary.
+        bytes_per_token: The average number of bytes of a token of the test text. It is 1 if tokens are bytes.
+        label_smoothing: The fraction of each target that is spread evenly over all tokens, in training only.
+    """
 
     def __init__(
         self,
@@ -44,6 +53,6 @@ class NextToken(Classification):
             metrics["bits_per_byte"] = metrics["loss"] / math.log(2) / self.bytes_per_token
         try:
             metrics["perplexity"] = math.exp(metrics["loss"])
-        except OverflowError:  # of a diverged run
+        except OverflowError:  # The run has diverged.
             metrics["perplexity"] = math.inf
         return metrics

@@ -1,4 +1,7 @@
-"""Numbers: squared error, averaged over every element. Legend: B samples; outputs and targets are (B, ...) floats."""
+"""Regression with the squared error, averaged over all elements.
+
+Legend: B samples. Outputs and targets are floats (B, ...).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +16,7 @@ from cpdrun.tasks.base import Task, described, prediction_of
 
 
 class Regression(Task):
-    """loss: the mean squared error; absolute_error: the mean distance."""
+    """Regression. The metrics are the mean squared error (`loss`) and the mean absolute error."""
 
     measures: Mapping[str, Measure] = {"loss": ERROR, "absolute_error": ERROR}
     judged_by = "loss"
@@ -36,10 +39,10 @@ class Regression(Task):
     def unfit_targets(self, batch: Batch) -> str | None:
         y = targets_of(batch)
         good = isinstance(y, Tensor) and y.is_floating_point()
-        return None if good else f"are {described(y)}; the loss is a squared error, which takes floats"
+        return None if good else f"are {described(y)}; the loss is a squared error, which needs floats"
 
     def unfit_outputs(self, outputs: Any, batch: Batch) -> str | None:
         prediction, y = prediction_of(outputs), targets_of(batch)
         if isinstance(prediction, Tensor) and prediction.shape == y.shape:
             return None
-        return f"gives {described(prediction)} for targets {described(y)}: they must have one shape"
+        return f"gives {described(prediction)} for targets {described(y)}: their shapes must be equal"

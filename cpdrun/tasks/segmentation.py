@@ -1,6 +1,6 @@
-"""A class for every pixel, judged by the intersection over union of each class (Everingham et al. 2010, PASCAL VOC).
+"""Segmentation: a class for every pixel, judged by mean intersection over union (Everingham et al. 2010, PASCAL VOC).
 
-Legend: B images, K classes. Logits are (B, K, H, W), targets int64 (B, H, W).
+Legend: B images, K classes. Logits are (B, K, H, W) and targets are int64 (B, H, W).
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,18 @@ from cpdrun.tasks.classification import IGNORED, Classification
 
 
 class Segmentation(Classification):
-    """mean_iou is the mean over those of `num_classes` that occur in truth or prediction."""
+    """Segmentation.
+
+    `mean_iou` is the mean over the classes that occur in the targets or in the predictions.
+
+    Args:
+        num_classes: The number of classes K.
+        label_smoothing: The fraction of each target that is spread evenly over all classes, in training only.
+    """
 
     measures = Classification.measures | {"mean_iou": SHARE}
     judged_by = "mean_iou"
+    num_classes: int
 
     def __init__(self, num_classes: int, label_smoothing: float = 0.0):
         super().__init__(num_classes, label_smoothing)
@@ -34,13 +42,16 @@ class Segmentation(Classification):
 
 
 def confusion(predicted: Tensor, y: Tensor, K: int) -> Tensor:
-    """counts[i, j]: elements of class i that are taken for class j, int64 (K, K)."""
+    """Return the confusion matrix, (K, K) int64.
+
+    Element [i, j] is the number of elements of class i whose prediction is class j.
+    """
     counted = y != IGNORED
     return torch.bincount(y[counted] * K + predicted[counted], minlength=K * K).view(K, K)
 
 
 def mean_iou(confusion_KxK: Tensor) -> float:
-    """Intersection over union, averaged over the classes that occur in truth or prediction."""
+    """Return the intersection over union, averaged over the classes that occur in the targets or in the predictions."""
     confusion_KxK = confusion_KxK.double()
     hits = confusion_KxK.diagonal()
     union = confusion_KxK.sum(0) + confusion_KxK.sum(1) - hits

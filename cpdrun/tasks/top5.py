@@ -1,5 +1,7 @@
-"""Classification where a sample has many classes near its own: right is also what is among the five likeliest
-(Krizhevsky et al. 2012, ImageNet)."""
+"""Classification that also counts an answer as correct if the class is among the five most likely.
+
+The metric is meant for data with many similar classes (Krizhevsky et al. 2012, ImageNet).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +14,7 @@ from cpdrun.tasks.classification import Classification
 
 
 class Top5(Classification):
-    """With fewer than five classes, all of them count."""
+    """Classification with top-5 accuracy. With fewer than five classes, all answers are correct."""
 
     measures = Classification.measures | {"top5_accuracy": ACCURACY}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
-from cpdrun.data.base import Batch, Data, augmented, fetch_batch
+from cpdrun.data.base import Batch, Data, IndexedDataset, augmented, fetch_batch
 from cpdrun.data.stream import Stream
 from cpdrun.train.seeds import generator
 
@@ -22,7 +22,7 @@ Place = tuple[int, int]  # step of the run, worker
 
 
 def evaluation_batches(
-    dataset: Dataset, batches: list[Tensor], loaders: int, device: torch.device
+    dataset: IndexedDataset, batches: list[Tensor], loaders: int, device: torch.device
 ) -> Iterator[Batch]:
     """Yield batches for evaluation on `device`.
 
@@ -90,7 +90,7 @@ class Batches:
 class PlannedBatches(Dataset):
     """A dataset whose items are whole batches with their places, for a DataLoader. Evaluation batches have no place."""
 
-    def __init__(self, dataset: Dataset, plan: Sequence[tuple[Place | None, Tensor]], seed: int):
+    def __init__(self, dataset: IndexedDataset, plan: Sequence[tuple[Place | None, Tensor]], seed: int):
         self.dataset, self.plan, self.seed = dataset, plan, seed
 
     def __len__(self) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
@@ -36,9 +36,12 @@ from cpdrun.train.state.init_from import InitFrom
 SPLITS = ("train", "test")
 
 
+Sync = TypeVar("Sync", bound=GradientSync | Gossip | OuterStep, covariant=True)
+
+
 @dataclass(frozen=True)
-class Parts:
-    """The parts of a training run.
+class Parts(Generic[Sync]):
+    """The parts of a training run, with a given class of synchronization.
 
     Attributes:
         make_optimizer: Makes an optimizer like `optimizer` for other parameters.
@@ -57,7 +60,7 @@ class Parts:
     make_optimizer: Callable[[list[nn.Parameter]], Optimizer]
     schedule: Callable[[float, float], float]
     precision: Precision
-    sync: GradientSync | Gossip | OuterStep
+    sync: Sync
     learner: type
     early_stopping: EarlyStopping
 
@@ -80,7 +83,7 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
     model = build_model(config, data)
     _check_model(model)
     load_initial_weights(config, model)
-    model = model.to(device, memory_format=layout)
+    model = model.to(device).to(memory_format=layout)
     make_optimizer = build_optimizer(config, model)
     with naming("precision"):
         model = precision.prepare(model)
@@ -182,21 +185,23 @@ def _index_streams(
     config: dict[str, Any], data: Data, partition: Partition, duration: Duration
 ) -> tuple[Data, Partition]:
     """Replace streams by datasets with numbered samples, and let workers take the samples of a stream in order."""
-    streams = [name for name in SPLITS if isinstance(getattr(data, name), IterableDataset)]
+    streams = {
+        name: dataset for name in SPLITS if isinstance(dataset := getattr(data, name), IterableDataset)
+    }
     data = copy.copy(data) if streams else data
     with naming("data"):
         if "test" in streams:
-            samples = length_of(data.test)
-            samples = sum(1 for _ in data.test) if samples is None else samples
+            length = length_of(streams["test"])
+            samples = sum(1 for _ in streams["test"]) if length is None else length
             if samples == 0:
                 raise DataError(f"test of {type(data).__name__} is empty")
-            data.test = Stream(data.test, samples)
+            data.test = Stream(streams["test"], samples)
     if "train" not in streams:
         return data, partition
     if not isinstance(partition, Iid):
         raise BuildError("partition: workers take the samples of a stream in order; type partition=iid")
     samples = duration.steps_per_epoch * config["world_size"] * config["batch_size"]
-    data.train = Stream(data.train, samples)
+    data.train = Stream(streams["train"], samples)
     return data, InOrder()
 
 
@@ -229,7 +234,7 @@ def build_model(config: dict[str, Any], data: Data) -> nn.Module:
         with contextlib.suppress(
             BuildError
         ):  # the function may pass its keywords on to one that does not take it
-            return _make_model(config, {**spec, "num_classes": data.num_classes})
+            return _make_model(config, {**spec, "num_classes": getattr(data, "num_classes", None)})
     return _make_model(config, spec)
 
 
@@ -253,7 +258,7 @@ def _make_model(config: dict[str, Any], spec: dict[str, Any]) -> nn.Module:
 def _check_model(model: nn.Module) -> None:
     """Raise BuildError if the model cannot be trained."""
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedTensorMixin):
+        if is_lazy(parameter):
             raise BuildError(
                 f"model: {name} has no shape before the first batch (a lazy layer), but initial weights must depend on "
                 "the seed only; give the layer its sizes"

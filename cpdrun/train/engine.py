@@ -203,9 +203,8 @@ def _shorten_termination() -> None:
 
     wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for this
     if wait is not None:
-        ProcessContext._join_procs_with_timeout = lambda context, timeout: wait(
-            context, min(timeout, TERMINATING_S)
-        )
+        patched: Any = ProcessContext
+        patched._join_procs_with_timeout = lambda context, timeout: wait(context, min(timeout, TERMINATING_S))
 
 
 def _launch_config(request: dict[str, Any]) -> Any:
@@ -272,7 +271,8 @@ def _check(by: str, configs: list[dict[str, Any]]) -> dict[str, list[str]]:
     """
     from torch.optim import Optimizer
 
-    Optimizer.add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
+    patched: Any = Optimizer
+    patched.add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
     return importlib.import_module(by).check(configs)
 
 

@@ -71,7 +71,8 @@ def naming(section: str) -> Iterator[None]:
 
 def find_memory_error(error: BaseException) -> BaseException | None:
     """Return the innermost exception among `error` and its causes that reports a lack of memory, or None."""
-    found, cause = None, error
+    found: BaseException | None = None
+    cause: BaseException | None = error
     while cause is not None:
         # torch's CPU allocator and some CUDA kernels raise a plain RuntimeError.
         if isinstance(cause, MemoryError | torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(cause)):

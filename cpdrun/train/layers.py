@@ -52,7 +52,8 @@ def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
             }
 
     def count(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        weight, facts = module.weight, found[module]
+        weight: Any = module.weight
+        facts = found[module]
         positions = output.numel() // len(weight)  # rows of a Linear layer's output, pixels of a Conv layer's
         facts["macs"] += weight.numel() * positions
         facts["input_gradient"] |= inputs[0].requires_grad

@@ -102,7 +102,7 @@ def train(
         journal.drop_rows_after(-1)
         evaluation = learner.evaluate()
         progress.metrics = evaluation.metrics
-        journal.epoch_done(EpochRow(epoch=0, metrics=progress.metrics), epochs)
+        journal.epoch_done(EpochRow(epoch=0, metrics={**progress.metrics}), epochs)
         journal.final_outcomes(evaluation.outcomes)
 
     while progress.epoch < epochs:
@@ -123,7 +123,7 @@ def train(
             learner.observer.end()
             if look:
                 progress.layers = learner.layers
-            progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
+            progress.losses_SxN[s, workers.local.start : workers.local.stop] = losses_W
             progress.nonfinite += learner.nonfinite
             progress.count_bytes(learner.wire_bytes())
             progress.step = s + 1
@@ -144,7 +144,7 @@ def train(
         row = EpochRow(
             epoch=epoch + 1,
             step=epoch * S + progress.step,
-            metrics=progress.metrics,
+            metrics={**progress.metrics},
             nonfinite_gradients=progress.nonfinite,
             layers=progress.layers,
             train_seconds=progress.train_seconds,
@@ -173,7 +173,7 @@ def train(
     learner.observer.save()
     return Result(
         status=ending,
-        metrics=progress.metrics,
+        metrics={**progress.metrics},
         measures={name: measures[name] for name in progress.metrics},
         judged_by=judged_by,
         best=Best(**progress.best) if progress.best else None,

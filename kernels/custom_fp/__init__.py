@@ -3,21 +3,21 @@
     import custom_fp
     y = custom_fp.quantize(x, "e4m3")
 
-Operators: quantize, encode, decode, pack, unpack, accumulate, accumulate_packed, matmul, hadamard, scale_pow2 and
-max_exponent. For models: apply_recipe, quantize_model and layers such as QuantLinear. Formats: parse returns the format
-of a name; Format, BlockFormat, Codebook and Affine define formats of your own. `help(custom_fp.quantize)` explains how
-to round.
+The operators are quantize, encode, decode, pack, unpack, accumulate, accumulate_packed, matmul, hadamard, scale_pow2
+and max_exponent. Use apply_recipe, quantize_model and layers such as QuantLinear to quantize models. parse returns the
+number format with a given name, and Format, BlockFormat, Codebook and Affine define new formats.
+`help(custom_fp.quantize)` explains rounding.
 
 Names are imported on first use (PEP 562), so `from custom_fp import Format` does not import torch.
 """
 
 from importlib import import_module
 
-_MODULES = {  # the module of each public name
+_MODULES = {  # public name -> the module that defines it
     "Accumulator": "accumulator",
-    "Affine": "formats.scaled",
-    "BlockFormat": "formats.scaled",
-    "Codebook": "formats.scaled",
+    "Affine": "formats.scaled_format",
+    "BlockFormat": "formats.scaled_format",
+    "Codebook": "formats.scaled_format",
     "Format": "formats.scalar",
     "Quantizer": "layers.modules",
     "QuantConv1d": "layers.modules",
@@ -46,7 +46,7 @@ _MODULES = {  # the module of each public name
     "quantize_model": "layers.modules",
     "quantize_model_": "layers.modules",
     "Scale": "formats.scale",
-    "ScaledFormat": "formats.scaled",
+    "ScaledFormat": "formats.scaled_format",
     "scale_pow2": "ops",
     "unpack": "ops",
 }

@@ -6,10 +6,10 @@ from custom_fp.formats.names import parse as parse
 from custom_fp.formats.protocol import NumberFormat as NumberFormat
 from custom_fp.formats.scalar import Format as Format
 from custom_fp.formats.scale import Scale as Scale
-from custom_fp.formats.scaled import Affine as Affine
-from custom_fp.formats.scaled import BlockFormat as BlockFormat
-from custom_fp.formats.scaled import Codebook as Codebook
-from custom_fp.formats.scaled import ScaledFormat as ScaledFormat
+from custom_fp.formats.scaled_format import Affine as Affine
+from custom_fp.formats.scaled_format import BlockFormat as BlockFormat
+from custom_fp.formats.scaled_format import Codebook as Codebook
+from custom_fp.formats.scaled_format import ScaledFormat as ScaledFormat
 from custom_fp.layers.modules import QuantConv1d as QuantConv1d
 from custom_fp.layers.modules import QuantConv2d as QuantConv2d
 from custom_fp.layers.modules import QuantConv3d as QuantConv3d

@@ -1,7 +1,7 @@
-"""Select the code that computes an operator: a backend for the tensor's device, or the reference implementation.
+"""Select the code that computes an operator: the backend for the tensor's device, or the reference implementation.
 
-`backends` of a format names a module for each device type. `any` is the reference implementation, which runs if the
-device has no backend or if its backend is not installed.
+The attribute `backends` of a format names one module for each device type, and the reference implementation as `any`.
+The reference implementation runs if the device type has no backend or if its backend is not installed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from custom_fp.formats.scalar import Format
 
 @cache
 def function(operator: str, backends: Backends, device: str) -> Callable[..., Any]:
-    """Return the function that computes an operator for formats with the given backends on a device type."""
+    """Return the function that computes an operator on a device type, for formats with the given backends."""
     return getattr(_backend(backends, device), operator)
 
 
 def check_knows(operator: str, fmt: Any) -> None:
-    """Raise ValueError if an operator is not defined for a format or an accumulator."""
+    """Raise ValueError if an operator does not support a format or an accumulator."""
     if not hasattr(_backend(fmt.backends, "any"), operator):
         examples = {kind.LOOKS_LIKE: parse(kind.EXAMPLES[0]).backends for kind in KINDS.values()}
         allowed = [names for names, of in examples.items() if hasattr(_backend(of, "any"), operator)]
@@ -36,10 +36,10 @@ def check_knows(operator: str, fmt: Any) -> None:
 
 
 def backend(device: str | torch.device = "cpu") -> str:
-    """Return which code runs for tensors on a device: "native", "cuda" or "reference".
+    """Return which backend computes results for tensors on a device: "native", "cuda" or "reference".
 
     Args:
-        device: a device as PyTorch names it, such as "cpu" or "cuda:1".
+        device: A PyTorch device or its name, such as "cpu" or "cuda:1".
 
     Raises:
         ValueError: `device` is not a PyTorch device.
@@ -48,21 +48,21 @@ def backend(device: str | torch.device = "cpu") -> str:
         kind = torch.device(device).type
     except (RuntimeError, TypeError):
         raise ValueError(
-            f"{device!r} is no device; allowed: torch's, such as 'cpu', 'cuda' or 'cuda:1'"
+            f"{device!r} is not a device; allowed: PyTorch devices, such as 'cpu', 'cuda' or 'cuda:1'"
         ) from None
     return _backend(Format.BACKENDS, kind).__name__.rpartition(".")[2]
 
 
 def instruction_set() -> str | None:
-    """Return the instruction set of the CPU kernels: "baseline", "avx2" or "avx512"; None if the reference runs.
+    """Return the instruction set of the CPU kernels: "baseline", "avx2" or "avx512", or None without compiled kernels.
 
-    The environment variable CUSTOM_FP_ISA lowers it. The results are the same bits with each of them.
+    The environment variable CUSTOM_FP_ISA selects a lower instruction set. All of them give the same bits.
     """
     return import_module("custom_fp._native").isa() if backend("cpu") == "native" else None
 
 
 def only_reference() -> None:
-    """Use the reference implementation for everything that this process computes from now on."""
+    """Use the reference implementation for all computations of this process from now on."""
     _built.update(dict.fromkeys(Backends._fields, False), any=True)
     function.cache_clear()
     _backend.cache_clear()
@@ -82,7 +82,7 @@ def _backend(backends: Backends, device: str) -> Any:
 def _is_built(device: str) -> bool:
     """Return whether the backend of a device type can be imported. Warn once if it cannot."""
     if device not in _built:
-        _built[device] = _found(device)
+        _built[device] = _can_import(device)
     return _built[device]
 
 
@@ -93,8 +93,8 @@ _FIXES = {
 }
 
 
-def _found(device: str) -> bool:
-    """Return whether the fast code for a device type can be imported. Warn if it cannot.
+def _can_import(device: str) -> bool:
+    """Return whether the kernels for a device type can be imported. Warn if they cannot.
 
     Raises:
         ValueError: The environment variable CUSTOM_FP_ISA names an instruction set that this processor lacks.
@@ -102,7 +102,7 @@ def _found(device: str) -> bool:
     try:
         _resolve(getattr(Format.BACKENDS, device))
     except ImportError as error:
-        if isinstance(error.__cause__, ValueError):  # the extension exists and refuses CUSTOM_FP_ISA
+        if isinstance(error.__cause__, ValueError):  # the extension was loaded, but rejected CUSTOM_FP_ISA
             raise error.__cause__ from None
         warnings.warn(
             f"custom_fp has no compiled kernels for {device} tensors ({error}). Its reference implementation runs "

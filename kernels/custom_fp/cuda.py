@@ -1,7 +1,7 @@
-"""The CUDA backend of formats without scales. It launches the kernels of csrc/custom_fp.cu, which nvrtc.py compiles.
+"""The CUDA backend for formats without scales. It launches the kernels of csrc/custom_fp.cu, which nvrtc.py compiles.
 
-Its functions have the arguments and the results of reference.py. CuPy launches the kernels on torch's memory and on
-torch's current stream. Nothing is copied: kernels get the addresses of torch tensors.
+The functions have the same arguments and results as those in reference.py. CuPy launches the kernels on PyTorch's
+memory and current stream. Kernels receive the addresses of PyTorch tensors, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from custom_fp import nvrtc, reference
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.nvrtc import MODES
 from custom_fp.rounding import Overflow, Rounding, Rule
-from custom_fp.tabulated.tables import table_of
+from custom_fp.tabulated.step_arrays import table_of
 
 _TABLE_MODES = ("plain", "random")
 KERNELS = (
@@ -43,9 +43,9 @@ KERNELS = (
     "fused_sum",
 )
 _THREADS = 256
-FEW = 480  # tensors whose addresses fit in a kernel's arguments
+FEW = 480  # the most tensors whose addresses fit in the arguments of a kernel
 _ADDRESSES = np.dtype([("first", np.uint64, FEW), ("table", np.uint64)])
-HADAMARD_TILE = 4096  # values in a thread block's memory, as in hadamard.cuh
+HADAMARD_TILE = 4096  # number of values in the shared memory of a thread block, as in hadamard.cuh
 NEAREST = Rule()
 
 
@@ -54,15 +54,15 @@ NEAREST = Rule()
 
 @dataclass(frozen=True)
 class _Stream:
-    """The one attribute of a stream that CuPy reads when it launches a kernel."""
+    """A stand-in for a CuPy stream. It has only `ptr`, which CuPy reads when it launches a kernel."""
 
     ptr: int
 
 
 def launch(name: str, like: Tensor, grid: tuple[int, ...], *args: object) -> None:
-    """Launch a kernel on the device of `like`, on torch's current stream there.
+    """Launch a kernel on the device of `like`, on PyTorch's current stream there.
 
-    The arguments are NumPy scalars and `addresses`, of the types that the kernel declares.
+    The arguments are NumPy scalars or the result of `addresses`. Their types are those that the kernel declares.
     """
     device = like.device.index
     stream = _Stream(torch.cuda.current_stream(like.device).cuda_stream)
@@ -75,9 +75,9 @@ def address(tensor: Tensor) -> np.uint64:
 
 
 def blocks(n: int, per_thread: int) -> tuple[int]:
-    """Return the number of thread blocks for n elements: enough for one pass, but at most 2**12.
+    """Return the number of thread blocks for n elements: enough to process all at once, but at most 2**12.
 
-    With more elements, each thread loops over several of them and computes what they share (a Rounder) only once.
+    With more elements, each thread processes several of them, so what they share (a Rounder) is computed only once.
     """
     return (max(1, min(-(-n // (_THREADS * per_thread)), 1 << 12)),)
 
@@ -85,15 +85,16 @@ def blocks(n: int, per_thread: int) -> tuple[int]:
 def addresses(tensors: Sequence[Tensor]) -> tuple[np.ndarray, Tensor | None]:
     """Return the addresses of tensors as a kernel argument: the struct `Addresses` of csrc/custom_fp.cu, by value.
 
-    CuPy passes a NumPy array by value only if its size is one, so the struct is one structured element.
+    CuPy passes a NumPy array by value only if the array has one element, so the struct is one structured element.
 
     Args:
-        tensors: tensors on one device. Up to FEW addresses fit in the struct. If there are more, the struct holds the
-            address of a table in device memory, which kernels fill from their arguments. Nothing is copied from the
-            host, so nothing has to wait, and a CUDA graph can capture it.
+        tensors: Tensors on the same device. Up to FEW addresses are stored in the struct itself. For more tensors, the
+            struct contains the address of a table in device memory, which kernels fill from their arguments. Nothing is
+            copied from the host, so there is no synchronization, and a CUDA graph can capture the launch.
 
     Returns:
-        The struct, and the table if there is one. The caller keeps the table alive until it has launched its kernel.
+        The struct and the table, or None instead of the table if there is none. The caller must keep the table alive
+        until it has launched its kernel.
     """
     struct = np.zeros(1, _ADDRESSES)
     if len(tensors) <= FEW:
@@ -112,10 +113,10 @@ def addresses(tensors: Sequence[Tensor]) -> tuple[np.ndarray, Tensor | None]:
 
 
 def mode_name(rule: Rule, fmt: Format | None = None) -> str:
-    """Return the rounding in a kernel's name.
+    """Return the rounding mode as it appears in the name of a kernel.
 
-    Three roundings have kernels of their own. The other roundings, and formats without a sign or a -0, share the
-    kernels named "otherwise" (`template_of` in csrc/custom_fp.h). fmt None: a format that has both.
+    Three rounding modes have their own kernels. Other rounding modes, and formats without a sign or without -0, share
+    the kernels named "otherwise" (`template_of` in csrc/custom_fp.h). If fmt is None, a format with both is assumed.
     """
     is_plain = fmt is None or fmt.has_negative_zero
     has_kernels = rule.is_stochastic or (rule.rounding in MODES and is_plain and not rule.propagates)
@@ -123,25 +124,25 @@ def mode_name(rule: Rule, fmt: Format | None = None) -> str:
 
 
 def rule_args(rule: Rule) -> tuple[np.int32, np.uint64, np.uint64, np.uint32]:
-    """Return a rule as kernels take it: mode and overflow (`RoundingMode` in csrc/custom_fp.cu), seed, offset, mask."""
+    """Return the kernel arguments of a rule: `RoundingMode` (csrc/custom_fp.cu), seed, offset and mask."""
     mode, overflow, seed, offset, mask = rule.flat
     return np.int32(mode << 8 | overflow), np.uint64(seed), np.uint64(offset), np.uint32(mask)
 
 
 @dataclass(frozen=True)
 class _Arguments:
-    """The names and arguments of kernels that depend on the format, the rule and the device."""
+    """The parts of kernel names and arguments that depend on the format, the rule and the device."""
 
     prefix: str
-    """The start of the kernels' names."""
+    """The prefix of the kernel names, "" or "table_"."""
     mode: str
-    """The rounding in the kernels' names."""
+    """The rounding mode in the kernel names."""
     format: tuple[Any, ...]
-    """The format without a rule, for encode, decode and unpack."""
+    """The format alone, for encode, decode and unpack."""
     rounding: tuple[Any, ...]
-    """The format, and how to round to it."""
+    """The format and how to round to it."""
     random: tuple[Any, ...]
-    """Seed, offset and mask."""
+    """The seed, the offset and the mask of random bits."""
 
 
 def _arguments(fmt: Format | Tabulated, like: Tensor, rule: Rule = NEAREST) -> _Arguments:
@@ -157,7 +158,7 @@ def _arguments(fmt: Format | Tabulated, like: Tensor, rule: Rule = NEAREST) -> _
 
 
 def _shift(shift: int) -> np.int32:
-    """Clamp a shift. Past 400 in either direction every float32 result is the same."""
+    """Limit a shift to -400 to 400. A larger shift gives the same float32 results as the limit."""
     return np.int32(max(-400, min(400, shift)))
 
 
@@ -282,7 +283,7 @@ def matmul(a: Tensor, b: Tensor, fmt: Format | Tabulated, kahan: bool, out: Tens
         launch("table_matmul", out, blocks(out.numel(), 1), *args)
         return
     if batch > 65535:
-        raise ValueError(f"matmul on CUDA takes batches of at most 65535 matrices; got {batch}")
+        raise ValueError(f"on CUDA, matmul allows batches of at most 65535 matrices, but got {batch}")
     a_address, b_address, to, _, *sizes = product_args(a, b, out)
     grid = -(-rows // 64) * -(-columns // 64), batch
     args = a_address, b_address, to, *sizes, *format_args
@@ -290,10 +291,10 @@ def matmul(a: Tensor, b: Tensor, fmt: Format | Tabulated, kahan: bool, out: Tens
 
 
 def product_args(a: Tensor, b: Tensor, out: Tensor) -> tuple[Any, ...]:
-    """Return the operands of a batch of matrix products as kernels take them.
+    """Return the operands of a batch of matrix products as kernel arguments.
 
-    These are the addresses of a, b and out; the batch, M, K and N; and the elements from one matrix of a, and of b, to
-    the next: 0 if the whole batch has the same matrix.
+    The arguments are the addresses of a, b and out, the sizes batch, M, K and N, and the distances in elements from one
+    matrix to the next, for a and for b. A distance is 0 if the whole batch shares one matrix.
     """
     batch, rows, columns = out.shape
     depth = a.shape[-1]

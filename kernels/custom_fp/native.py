@@ -1,6 +1,6 @@
-"""The compiled CPU backend of formats without scales. It passes addresses and sizes of tensors to custom_fp._native.
+"""The compiled CPU backend for formats without scales. It calls custom_fp._native with addresses and sizes of tensors.
 
-Its functions have the arguments and the results of reference.py. They use torch.get_num_threads() threads.
+The functions have the same arguments and results as those in reference.py. They use torch.get_num_threads() threads.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _native  # type: ignore[attr-defined]  # has no stub
+from custom_fp import _native  # type: ignore[attr-defined]  # the compiled module has no type stub
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.reference import clamp_shift
 from custom_fp.rounding import Overflow, Rounding, Rule
-from custom_fp.tabulated.tables import table_of
+from custom_fp.tabulated.step_arrays import table_of
 
 NEAREST = Rule()
 
@@ -82,15 +82,16 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
 
 
 def count_binades(x: Tensor, rounded: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the exponents of a tensor and sum its values exactly in each binade. See csrc/binades.h.
+    """Count the exponents of a tensor and sum the values of each binade exactly, as csrc/binades.h explains.
 
     Args:
-        x: contiguous float32 tensor of at most 2^22 elements.
-        rounded: the results of rounding the cells of a binade, `q` in csrc/binades.h.
+        x: A contiguous float32 tensor of at most 2^22 elements.
+        rounded: The results of rounding the cells of a binade, `q` in csrc/binades.h.
 
     Returns:
-        The number of elements with each exponent field, (256,) int64, without zeros; and a row of exact integer sums
-        for each field of 1 to 254 that has elements, (K, 102) int64.
+        Two int64 tensors. The first has shape (256,) and counts the elements with each exponent field, except zeros.
+        The second has shape (K, 102) and contains a row of exact integer sums for each of the K exponent fields from 1
+        to 254 that occur.
     """
     counts = torch.empty(256, dtype=torch.int64)
     rows = torch.empty(254, 102, dtype=torch.int64)
@@ -99,16 +100,21 @@ def count_binades(x: Tensor, rounded: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_rule(fmt: Format | Tabulated, rule: Rule = NEAREST) -> tuple[int, ...]:
-    """Return a format and a rule as the kernels take them: the members of `Rule` in csrc/cpu/kernels.h."""
+    """Return a format and a rule as integers: the members of `Rule` in csrc/cpu/kernels.h, in order."""
     if isinstance(fmt, Format):
         return fmt.spec, *rule.flat, 0, 0
     table = table_of(fmt, rule.rounding, rule.overflow, "cpu")
     nearest = table_of(fmt, Rounding.NEAREST_EVEN, Overflow.INFINITY, "cpu")
-    return 0, *rule.flat, table.data_ptr(), nearest.data_ptr()  # table_of keeps the tables alive
+    return (
+        0,
+        *rule.flat,
+        table.data_ptr(),
+        nearest.data_ptr(),
+    )  # table_of caches the tables, so they stay alive
 
 
 def pack_product(a: Tensor, b: Tensor, out: Tensor) -> tuple[int, ...]:
-    """Return the operands of a batch of matrix products as the kernels take them: `Product` in csrc/bindings.h."""
+    """Return a batch of matrix products as integers: the members of `Product` in csrc/bindings.h, in order."""
     batch, rows, columns = out.shape
     sizes = batch, rows, a.shape[-1], columns, a.shape[0] == 1, b.shape[0] == 1
     return a.data_ptr(), b.data_ptr(), out.data_ptr(), *sizes

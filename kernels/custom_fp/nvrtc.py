@@ -1,10 +1,10 @@
 """Compile the CUDA kernels with NVRTC, one part of csrc/custom_fp.cu at a time.
 
-The result for each GPU architecture is kept on disk, where every process and rank finds it.
+The compiled code is cached on disk for each GPU architecture and shared by all processes.
 
-This does not use cupy.RawModule. CuPy adds -ftz=true to the options of everything that it compiles (14.2,
-cuda/compiler.py). With this option, float32 arithmetic treats subnormal numbers as 0, and the results would differ from
-those of the CPU.
+This module does not use cupy.RawModule, because CuPy adds -ftz=true to the options of everything that it compiles
+(CuPy 14.2, cuda/compiler.py). With this option, float32 arithmetic treats subnormal numbers as 0, so results would
+differ from those of the CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cupy.cuda import nvrtc
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 MODES = ("nearest_even", "toward_zero", "stochastic", "otherwise")
-PARTS = {  # start of a kernel's name (longer before shorter) -> name of its part in custom_fp.cu
+PARTS = {  # prefix of a kernel's name (longer prefixes first) -> name of the kernel's part of custom_fp.cu
     "accumulate_packed_": "ACCUMULATE_PACKED",
     "accumulate_": "ACCUMULATE",
     "quantize_": "QUANTIZE",
@@ -42,7 +42,7 @@ PARTS = {  # start of a kernel's name (longer before shorter) -> name of its par
 
 
 def source() -> str:
-    """Return custom_fp.cu with its headers in place, so that the cache notices a change in any of them."""
+    """Return the text of custom_fp.cu with all headers inserted, so a change in any header invalidates the cache."""
     seen = set()
 
     def expand(name: str) -> str:
@@ -56,7 +56,10 @@ def source() -> str:
 
 
 def part_of(name: str) -> tuple[str, ...]:
-    """Return the options with which NVRTC compiles the part with a kernel: the similar kernels for its rounding."""
+    """Return the options with which NVRTC compiles only the part of custom_fp.cu that has the given kernel.
+
+    A part has one rounding mode and the kernels that are similar to the given one.
+    """
     part = next(part for start, part in PARTS.items() if name.startswith(start))
     mode = next((mode for mode in MODES if mode in name), MODES[0])
     return "-DCFP_PART", f"-DCFP_ONLY_{part}", f"-DCFP_FOR_EACH_MODE(kernel)=kernel({mode})"
@@ -64,7 +67,7 @@ def part_of(name: str) -> tuple[str, ...]:
 
 @cache
 def kernel(name: str, device: int) -> cupy.cuda.Function:
-    """Return a kernel for the current device, whose number is `device`."""
+    """Return the kernel with the given name. `device` is the number of the current device."""
     return _module(part_of(name), device).get_function(name)
 
 
@@ -76,13 +79,13 @@ def _module(part: tuple[str, ...], device: int) -> cupy.cuda.Module:
 
 
 def binary(part: tuple[str, ...], capability: int) -> bytes:
-    """Return a part of the kernels as machine code for a compute capability (90 is 9.0).
+    """Return a part of the kernels as machine code for a compute capability, which is 90 for version 9.0.
 
-    For a GPU that is newer than this NVRTC, the result is PTX, which the driver compiles. The result is kept on disk.
-    If several processes ask for it at once, one compiles and the others wait.
+    For a GPU that is newer than this NVRTC, PTX is returned instead, which the driver compiles. The result is cached on
+    disk. If several processes need it at the same time, one compiles and the others wait.
 
     Raises:
-        RuntimeError: The GPU is older than any that this NVRTC knows.
+        RuntimeError: This NVRTC does not support such an old GPU.
     """
     text, known = source(), [int(number) for number in nvrtc.getSupportedArchs()]
     if capability < min(known):
@@ -90,25 +93,27 @@ def binary(part: tuple[str, ...], capability: int) -> bytes:
     is_known = capability in known
     target = f"sm_{capability}" if is_known else f"compute_{max(n for n in known if n < capability)}"
     options = [f"--gpu-architecture={target}", "-w", *OPTIONS, *part]
-    named = repr((options, nvrtc.getVersion(), text)).encode()
-    kept = _folder() / f"custom_fp-{hashlib.sha256(named).hexdigest()[:32]}.{'cubin' if is_known else 'ptx'}"
+    cache_key = repr((options, nvrtc.getVersion(), text)).encode()
+    cached_file = (
+        _folder() / f"custom_fp-{hashlib.sha256(cache_key).hexdigest()[:32]}.{'cubin' if is_known else 'ptx'}"
+    )
     with suppress(OSError):
-        return kept.read_bytes()
+        return cached_file.read_bytes()
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with kept.with_suffix(".lock").open("w") as lock:
+        cached_file.parent.mkdir(parents=True, exist_ok=True)
+        with cached_file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                return kept.read_bytes()
+                return cached_file.read_bytes()
             made = compile_source(text, options)
-            _write(kept, made)
+            _write(cached_file, made)
             return made
-    except OSError:  # the folder cannot be written
+    except OSError:  # the cache folder is not writable
         return compile_source(text, options)
 
 
 def _too_old(capability: int, oldest: int, cuda: int) -> str:
-    """Return a message that names packages for a GPU that is too old for this NVRTC."""
+    """Return a message that tells the user which packages to install for a GPU that is too old for this NVRTC."""
     gpu, least = (f"compute capability {number // 10}.{number % 10}" for number in (capability, oldest))
     return (
         f"This GPU has {gpu}, and CUDA {cuda} needs at least {least}. Install CuPy and a PyTorch build for CUDA "
@@ -118,15 +123,15 @@ def _too_old(capability: int, oldest: int, cuda: int) -> str:
 
 
 def compile_source(text: str, options: list[str]) -> bytes:
-    """Return machine code if the options ask for an sm_ architecture, PTX if they ask for a compute_ one."""
+    """Return machine code if the options name an sm_ architecture, or PTX if they name a compute_ architecture."""
     program = nvrtc.createProgram(text, "custom_fp.cu", [], [])
     try:
         nvrtc.compileProgram(program, options)
         is_real = any("=sm_" in option for option in options)
-        # CuPy leaves out the last byte of machine code.
+        # CuPy omits the last byte of machine code, a zero.
         return nvrtc.getCUBIN(program) + b"\0" if is_real else nvrtc.getPTX(program)
     except nvrtc.NVRTCError as error:
-        raise RuntimeError(f"NVRTC refused custom_fp.cu: {nvrtc.getProgramLog(program)}") from error
+        raise RuntimeError(f"NVRTC could not compile custom_fp.cu: {nvrtc.getProgramLog(program)}") from error
     finally:
         nvrtc.destroyProgram(program)
 

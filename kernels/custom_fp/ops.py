@@ -2,14 +2,14 @@
 
 Rules for all of them:
 
-- Inputs are tensors of float32, float64, float16 or bfloat16, of any shape and strides. They are rounded once and never
-  written to. Results are float32.
+- Inputs are tensors of float32, float64, float16 or bfloat16, of any shape and strides. An operator never writes to its
+  inputs. Formats without scales round float64 inputs directly, not through float32. Results are float32.
 - `fmt` is a number format or its name.
-- `out` is a tensor of the right shape, dtype and device, with any strides. It is filled and returned. It may be one of
-  the inputs, but a RuntimeError is raised if it shares only a part of an input's memory.
+- `out` is a tensor of the right shape, dtype and device, with any strides. The result is written to `out`, and `out` is
+  returned. It may be one of the inputs, but if it shares only a part of an input's memory, RuntimeError is raised.
 - A seed is an integer from -2**63 to 2**64 - 1.
 - NaN is positive and quiet in every result.
-- Subnormal numbers are kept, whatever the flush-to-zero setting of the caller is.
+- Subnormal numbers are kept, even if the caller has enabled flush-to-zero.
 - An unsuitable argument raises a TypeError or ValueError that says what was given and what is allowed.
 - Gradients flow through `quantize`, `hadamard` and `matmul`. The results of the other operators are detached.
 
@@ -76,20 +76,21 @@ def quantize(
         rounding: `nearest_even`, `nearest_away`, `toward_zero`, `toward_positive`, `toward_negative`, `to_odd`,
             `stochastic` or `stochastic_N`. `custom_fp.Rounding` defines them.
         overflow: What a value that is too large after rounding becomes: `infinity`, `saturate` or `propagate`.
-            `custom_fp.Overflow` defines them. Elements under a scale always saturate.
-        seed: The seed of stochastic rounding. If None, a seed is drawn from torch's default generator, so that
-            torch.manual_seed makes it repeatable.
-        offset: The index of the first element of x for stochastic rounding. A part of a tensor with its own offset is
-            rounded in the same way as within the whole tensor.
+            `custom_fp.Overflow` defines them. Elements of a format with scales always saturate.
+        seed: The seed of stochastic rounding. If None, a seed is drawn from torch's default generator, so the result
+            can be reproduced with torch.manual_seed.
+        offset: The index of the first element of x for stochastic rounding. To round a part of a tensor as it would be
+            rounded within the whole tensor, pass the index at which the part begins.
         axis: The dimension along which the blocks of a format with scales run. No block crosses from one row into the
-            next, and the last block of a row may be short. If None, blocks follow the order of the elements in memory,
-            and a row is the last dimension. Formats without scales, and tiles of the last two dimensions, ignore it.
+            next, and the last block of a row may be shorter. If None, blocks follow the order of the elements in
+            memory, and a row is the last dimension. Formats without scales, and formats whose blocks are tiles of the
+            last two dimensions, ignore this argument.
         out: A float32 tensor of the shape of x for the result.
 
     Returns:
-        The rounded values as float32, of the same shape. Subnormals of x and of the format are kept, and -0 stays -0 if
-        the format has it. Infinity and NaN are kept if the format has them. If it has no NaN, NaN becomes infinity or
-        the largest value. The gradient passes straight through.
+        The rounded values as float32, of the same shape. Subnormals of x and of the format are kept. -0 stays -0, and
+        infinity and NaN are kept, if the format has them. If the format has no NaN, NaN becomes infinity or the
+        largest value. The gradient passes straight through.
 
     Raises:
         TypeError: x is not a floating-point tensor, or another argument has the wrong type.
@@ -127,30 +128,30 @@ def hadamard(
     2509.25149 transforms the operands of the weight gradient in this way, with size 16.
 
     Sums are float32 and are added as butterflies: values at distance 1, then 2, 4 and so on. The factor size**-0.5 is
-    applied once. It is exact if log2(size) is even, and otherwise rounded to float32. If it is exact and the values are
-    integer multiples, up to 2**24 / size, of a power of two, `inverse` restores them exactly.
+    applied once. It is exact if log2(size) is even, and rounded to float32 otherwise. If the factor is exact and the
+    values are integers of at most 2**24 / size, all multiplied by one power of two, `inverse` restores them exactly.
 
     Args:
         x: A tensor of any shape. float64 is rounded to float32 first.
         size: The size of a block, a power of two.
-        seed: The seed of the signs. If None, there are no random signs.
+        seed: The seed of the random signs. If None, no signs are applied.
         axis: The dimension along which the blocks run. Values after the last whole block are left unchanged.
-        inverse: Apply the inverse: first H, then the signs.
+        inverse: Apply the inverse transform: first H, then the signs.
         out: A float32 tensor for the result.
 
     Returns:
-        The transformed values as float32, of the same shape. Infinity, NaN and overflowing sums spread over their
-        block. -0 becomes 0 if another value is added to it. Subnormals are kept. The gradient is the inverse transform
-        of the result's gradient.
+        The transformed values as float32, of the same shape. Infinity, NaN and overflowing sums spread to all values of
+        their block. -0 becomes 0 if another value is added to it. Subnormals are kept. The gradient of x is the inverse
+        transform of the result's gradient.
     """
     return operators.hadamard(x, size, check_seed(seed), axis, bool(inverse), out=out)
 
 
 def max_exponent(x: Tensor) -> int | None:
-    """Return ceil(log2(max|x|)) over the finite elements of x, or None if they are all zero or there are none.
+    """Return ceil(log2(max|x|)) over the finite elements of x, or None if x has no finite element except zeros.
 
     Raises:
-        RuntimeError: x has no values that can be read, as in FakeTensorMode, on the meta device or under vmap.
+        RuntimeError: The values of x cannot be read, as in FakeTensorMode, on the meta device or under vmap.
     """
     if is_plain(x) and not x.is_meta:
         return operators.compute_max_exponent(x)
@@ -159,7 +160,7 @@ def max_exponent(x: Tensor) -> int | None:
         exponent = operators.max_exponent(x).item()
     except RuntimeError as error:
         raise RuntimeError(
-            f"max_exponent returns a Python integer and needs a tensor's values here: {error}"
+            f"max_exponent returns a Python integer, so it must read the values of x, which failed: {error}"
         ) from None
     return None if exponent == operators.NO_EXPONENT else exponent
 
@@ -179,20 +180,21 @@ def accumulate(
 ) -> Tensor:
     """Add tensors in their order and round every partial sum to a format.
 
-    The sum starts with acc = +0, and each tensor g is added as acc = Q(acc + g). acc + g is exact before Q rounds it,
-    also if g has values that the format does not have. Q is `quantize` with the given rounding and overflow, so with
-    "saturate" partial sums stop at the largest value.
+    The sum starts with acc = +0, and each tensor g is added as acc = Q(acc + g). The sum acc + g is exact before Q
+    rounds it, even if the format cannot represent the values of g. Q is `quantize` with the given rounding and
+    overflow, so with "saturate" partial sums never exceed the largest value.
 
     Args:
-        tensors: Tensors of one shape.
+        tensors: Tensors of the same shape.
         fmt: The format of the partial sums.
-        kahan: Use Kahan summation: y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t. c is 0 as soon as t is
-            not finite.
-        order: "sequential"; "exact", which adds all terms exactly and rounds once; or "aligned", which first truncates
-            each term below 2**(E - width), where E is the largest exponent among the terms of an element, but at least
-            that of the format's smallest normal value, as integer adders do. The last two do not depend on the order of
-            the terms. They take neither float64 nor `kahan`, and a zero result is +0.
-        width: The number of bits for order="aligned". If it covers the range of the format, nothing is truncated.
+        kahan: Use Kahan summation: y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t. c is set to 0 when t
+            is not finite.
+        order: The order of summation. "sequential" adds the tensors one by one. "exact" adds all terms exactly and
+            rounds once. "aligned" works as integer adders do: it truncates each term below 2**(E - width), adds the
+            truncated terms exactly, and rounds once. E is the largest exponent among the terms of an element, and at
+            least the exponent of the format's smallest normal value. The results of "exact" and "aligned" do not depend
+            on the order of the tensors. Both reject float64 tensors and `kahan`, and return +0 for a sum of zero.
+        width: The number of bits for order="aligned". If it covers the whole range of the format, nothing is truncated.
         rounding: See `quantize`.
         overflow: See `quantize`.
         seed: See `quantize`. Each step of the sum uses new random bits.
@@ -219,9 +221,9 @@ def encode(
 
     Returns:
         For a format without scales, the codes: uint8 up to 8 bits, int32 up to 31 bits, int64 for 32 bits. For a format
-        with scales, a tuple of the codes (uint8), the scales (uint8, or float32 if the format's scales are float32),
-        and then the zero points (uint8) or the scale of the tensor (float32, 0-d) if the format has them. Scales are in
-        the order of the blocks. With an axis, they have the shape of x except for that dimension.
+        with scales, a tuple. It contains the codes (uint8) and the scales (uint8, or float32 if the format's scales are
+        float32). If the format has zero points (uint8) or a scale of the whole tensor (float32, 0-d), these follow.
+        Scales are in the order of the blocks. With an axis, they have the shape of x except along that dimension.
     """
     codes, *scales = operators.encode(x, fmt, axis, out=out)
     return (codes, *scales) if scales else codes
@@ -237,10 +239,10 @@ def decode(
     """Return the float32 values of integer codes.
 
     Args:
-        codes: The codes, of which the low `fmt.bits` bits are read. For a format with scales, the tuple that `encode`
-            returned.
+        codes: The codes, of which only the lowest `fmt.bits` bits are read. For a format with scales, the tuple that
+            `encode` returned.
         fmt: A number format or its name.
-        axis: The axis that was given to `encode`.
+        axis: The axis that was passed to `encode`.
         out: A float32 tensor for the result.
     """
     encoded = list(codes) if isinstance(codes, tuple | list) else [codes]
@@ -264,7 +266,7 @@ def pack(
     Args:
         x: A tensor of n elements.
         fmt: A number format of k bits, or its name.
-        shift: An integer. Formats with scales take no shift.
+        shift: An integer. It must be 0 for formats with scales.
         rounding: See `quantize`.
         overflow: See `quantize`.
         seed: See `quantize`.
@@ -273,9 +275,9 @@ def pack(
         out: A uint8 tensor for the result.
 
     Returns:
-        uint8, of length ceil(n / 8) * k. Eight codes fill k bytes. Code j starts at bit j * k, little-endian. The last
-        group is filled with zero codes. For a format with scales, the bytes of the scales come first, and the scale of
-        the tensor comes before those of its blocks.
+        A uint8 tensor of length ceil(n / 8) * k. Eight codes fill k bytes. Code j starts at bit j * k, little-endian.
+        The last group of eight is filled up with zero codes. For a format with scales, the bytes of the scales come
+        before the codes, and the scale of the whole tensor comes before the scales of its blocks.
     """
     rule = rounding, overflow, check_seed(seed), offset
     return operators.pack(x, fmt, shift, *rule, axis, out=out)
@@ -294,10 +296,10 @@ def unpack(
 
     Args:
         data: The bytes from `pack`.
-        fmt: The number format that was given to `pack`, or its name.
+        fmt: The number format that was passed to `pack`, or its name.
         shape: The shape of the result.
-        shift: An integer, usually the negative of the shift that was given to `pack`.
-        axis: The axis that was given to `pack`.
+        shift: An integer, usually the negative of the shift that was passed to `pack`.
+        axis: The axis that was passed to `pack`.
         out: A float32 tensor for the result.
     """
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -318,7 +320,7 @@ def accumulate_packed(
     offset: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return the packed sum of packed payloads, without float32 tensors of full size in between.
+    """Add packed payloads and return their packed sum, without creating float32 tensors of the full size.
 
     The result equals `pack(accumulate([unpack(p) for p in payloads]))`.
 
@@ -350,21 +352,21 @@ def matmul(
 ) -> Tensor:
     """Return the matrix product a @ b, computed with an emulated accumulator.
 
-    If the accumulator is a number format, every product and every partial sum is rounded to it (nearest even), in
-    ascending order of k: acc = +0; for k = 0..K-1: acc = Q(acc + Q(a[i, k] * b[k, j])). Products and sums are exact
-    before they are rounded. An `Accumulator` or its name (h100_fp8, fp32-fused, fp16-stochastic_8) describes other
-    hardware, such as tensor cores.
+    If the accumulator is a number format, every product and every partial sum is rounded to this format (nearest
+    even), in ascending order of k: acc = +0, then acc = Q(acc + Q(a[i, k] * b[k, j])) for k = 0 to K-1. Products and
+    sums are exact before they are rounded. An `Accumulator` or its name (h100_fp8, fp32-fused, fp16-stochastic_8)
+    models other hardware, such as tensor cores.
 
     Args:
         a: A tensor of shape (..., M, K), or a vector.
         b: A tensor of shape (..., K, N), or a vector. Shapes broadcast as in torch.matmul.
-        accumulator: An accumulator, a number format, or the name of one.
+        accumulator: An accumulator, a number format, or the name of either.
         kahan: Add the products with Kahan summation, as in `accumulate`.
-        backward_accumulator: The accumulator of the two products that compute the gradients. If None, it is
-            `accumulator`. If b is one matrix for a batch of a, its gradient is a single product over all rows of the
-            batch.
-        seed: The seed of an accumulator that rounds stochastically, for the product and its gradients. If None, each
-            product draws a seed from torch's default generator.
+        backward_accumulator: The accumulator of the two products that compute the gradients. If None, `accumulator` is
+            used. If a has batch dimensions and b is a single matrix, the gradient of b is a single product over all
+            rows of the batch.
+        seed: The seed for accumulators that round stochastically, used for the product and its gradients. If None,
+            each product draws a seed from torch's default generator.
 
     Returns:
         The product as float32.
@@ -384,18 +386,18 @@ def matmul(
 
 
 def packed_size(n: int | Sequence[int], fmt: NumberFormat | str, *, axis: int | None = None) -> int:
-    """Return the number of bytes of packed values: ceil(n / 8) * k, plus the scales of a format that has them.
+    """Return the number of bytes of packed values: ceil(n / 8) * k, plus the bytes of the scales if there are any.
 
     Args:
         n: The number of values, or the shape of the tensor.
         fmt: A number format of k bits, or its name.
-        axis: The axis that is given to `pack`.
+        axis: The axis that will be passed to `pack`.
     """
     return parse(fmt).packed_size(n, None if isinstance(n, int) else check_axis(axis, n))
 
 
 def quantize_rows(x_RxN: Tensor, fmt: NumberFormat | str) -> Tensor:
-    """Quantize each row as a tensor of its own, which makes a difference for formats with scales.
+    """Quantize each row as a separate tensor. For formats with scales, the result differs from `quantize`.
 
     Args:
         x_RxN: A tensor of shape (R, N).

@@ -1,7 +1,7 @@
-"""The properties of a number format that need no computation with it, as plain values for tables and JSON.
+"""The properties of number formats as plain values, for tables and JSON.
 
-They are derived from the protocol (formats/protocol.py) and from the values of the codes, so a new kind of format needs
-no code here. This module does not import torch.
+The properties are derived from the protocol (formats/protocol.py) and from the values of the codes, so they also cover
+new kinds of formats. This module does not import torch.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any
 from custom_fp.formats.names import KINDS, installed, parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import FAMILIES
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.formats.synonyms import SYNONYMS
 from custom_fp.suggestions import did_you_mean
 
@@ -29,7 +29,7 @@ class ScaleFacts:
         format: The format of a scale.
         rule: The rule by which scales are chosen.
         element: The format of the elements.
-        of_tensor: Whether the tensor has an additional float32 scale.
+        of_tensor: Whether the whole tensor has an additional float32 scale.
         zero_point: Whether each scale has a zero point.
     """
 
@@ -44,13 +44,13 @@ class ScaleFacts:
 
 @dataclass(frozen=True)
 class FormatFacts:
-    """The properties of a number format. A property that the format does not have is None.
+    """The properties of a number format. A property that does not apply to the format is None.
 
-    The numbers of a format with scales are those of its elements, before their scale.
+    For a format with scales, the numbers are those of its elements before they are multiplied by a scale.
 
     Attributes:
         name: The name of the format.
-        kind: The kind of the format.
+        kind: The name of the class that implements the format, such as "Format" or "BlockFormat".
         bits: The bits per value, including scales.
         code_bits: The bits of a code.
         exponent_bits: The bits of the exponent.
@@ -61,8 +61,8 @@ class FormatFacts:
         max: The largest finite value.
         smallest_normal: The smallest normal value.
         smallest_subnormal: The smallest subnormal value.
-        emax: The exponent of `max`. For a format that is most precise in the middle of its range, the largest exponent
-            with that precision.
+        emax: The exponent of `max`. For a format whose precision is highest in the middle of its range, the largest
+            exponent at which values have that precision.
         emin: The exponent of `smallest_normal`.
         smallest: The smallest positive value.
         epsilon: The distance from 1 to the next larger value.
@@ -71,12 +71,12 @@ class FormatFacts:
         has_negative_zero: Whether the format has -0.
         codes: The codes of zero, -zero, inf, -inf and nan.
         nans: The number of codes that are read as NaN.
-        scales: The scales of a format that has scales.
+        scales: The properties of the scales, or None if the format has no scales.
         synonyms: Other names of the format.
-        elsewhere: The names that other software gives it.
-        takes_rounding: Whether the format supports every way of rounding.
+        elsewhere: The names of the format in other software.
+        takes_rounding: Whether the format supports every rounding mode.
         is_flat: Whether the format can be sent between workers.
-        defined_in: The module that defines its kind.
+        defined_in: The module that defines the kind of the format.
     """
 
     name: str
@@ -109,7 +109,7 @@ class FormatFacts:
 
 
 def listed() -> list[NumberFormat]:
-    """Return the examples of every kind of format, and the formats of installed packages."""
+    """Return the example formats of every kind, and the formats that installed packages provide."""
     return [parse(name) for kind in KINDS.values() for name in kind.EXAMPLES] + [
         parse(name) for name in installed()
     ]
@@ -161,13 +161,15 @@ def definition(fmt: NumberFormat) -> str:
 
 
 def written(value: float) -> float | str:
-    """Return a number as JSON can represent it. Infinity and NaN become text."""
+    """Return a number in a form that JSON can represent: infinity and NaN become text."""
     return value if math.isfinite(value) else str(value)
 
 
 def _numbers(fmt: NumberFormat, values: Any) -> dict[str, Any]:
     positive = sorted({v for v in values or () if 0 < v < math.inf})
-    known = fmt if not fmt.has_scales else getattr(fmt, "element", fmt)  # the elements'
+    known = (
+        fmt if not fmt.has_scales else getattr(fmt, "element", fmt)
+    )  # for scaled formats, the element's properties
     numbers = {name: getattr(known, name, None) for name in ("max", "smallest_normal", "smallest_subnormal")}
     numbers |= {name: getattr(known, name, None) for name in ("emax", "emin")}
     largest = numbers["max"] if numbers["max"] is not None else positive[-1] if positive else None

@@ -1,11 +1,13 @@
-"""The reference implementation of every operator, in PyTorch and float64: slow, readable, exact.
+"""The reference implementation of every operator, in PyTorch and float64. It is slow, but readable and exact.
 
-It defines the results. The native and CUDA kernels equal it bit for bit, and it runs where they cannot (backends.py
-then warns once). It takes what operators/table.py passes to every backend: contiguous tensors, float32 or float64, on
-any device, and an `out` to fill. Formats are scalar or tables; tabulated/rounding.py has the arithmetic of tables.
+This module defines the results of the operators, and the native and CUDA kernels return the same bits. The reference
+implementation also runs where the kernels cannot run (backends.py then warns once). Its functions receive what
+operators/table.py passes to every backend: contiguous float32 or float64 tensors on any device, and a tensor `out` for
+the result. A format is a scalar format or a table. tabulated/rounding.py implements the arithmetic of tables.
 
-A float64 holds every float32 and every product of two of them exactly, and scaling by a power of two is exact. So the
-only rounding below is the one that is meant. Intermediate sums are rounded to odd (`add_to_odd`).
+A float64 represents every float32 and every product of two float32 values exactly, and scaling by a power of two is
+exact. The functions below therefore round only where the operator rounds. They round intermediate sums to odd
+(`add_to_odd`), which does not change the final rounding.
 """
 
 from __future__ import annotations
@@ -16,42 +18,42 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.rounding import Rule
 from custom_fp.tabulated.rounding import Place, codes_of_values, goes_up, round_to_table, values_of_codes
 
 INFINITY = float("inf")
 LARGEST, SMALLEST = (2 - 2.0**-52) * 2.0**1023, 2.0**-1074  # of float64
 NEAREST = Rule()
-HADAMARD = 0xFFFFFFFF  # the stream of its signs, apart from those that rounding draws from
+HADAMARD = 0xFFFFFFFF  # the random stream of the signs of hadamard; rounding uses other streams
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """Return 2.0**exponent in float64 for an integer tensor, -1022 <= exponent <= 1023."""
+    """Return 2.0**exponent in float64 for an integer tensor of exponents from -1022 to 1023."""
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
 def round_to_format(
     x: Tensor, fmt: Format | Tabulated, rule: Rule = NEAREST, random: Tensor | None = None
 ) -> Tensor:
-    """Round float64 values to a format, as float64.
+    """Round float64 values to a format and return them as float64.
 
     Args:
         x: The values.
         fmt: A scalar format or a table.
-        rule: The rounding mode and the overflow.
-        random: 32 random bits for each element (int64), of which the first `rule.bits` count. Only for stochastic
-            rounding.
+        rule: The rounding mode and the overflow mode.
+        random: 32 random bits for each element (int64), for stochastic rounding. The first `rule.bits` of them are
+            used.
     """
     if isinstance(fmt, Tabulated):
         return round_to_table(x, fmt, rule, random)
     magnitude, is_negative = x.abs(), torch.signbit(x)
     quantum = power_of_two(_exponent(magnitude, fmt) - fmt.mantissa_bits)
-    significand = magnitude / quantum  # below 2**(m + 1), and zero only where x is
+    significand = magnitude / quantum  # below 2**(m + 1)
     significand = torch.where((significand == 0) & (magnitude != 0), SMALLEST, significand)
     digits = significand.floor()
     distance, is_odd = significand - digits, digits % 2 == 1
-    # for m = 0, ties to odd multiples that go up are 1.5 -> 2 and 0.5 -> 0, as IEEE 754 has it
+    # for m = 0, ties round to even in units of the quantum: 1.5 becomes 2, and 0.5 becomes 0, as IEEE 754 requires
     place = Place(distance > 0, distance > 0.5, distance == 0.5, is_odd, is_odd, is_negative, distance)
     result = (digits + goes_up(place, rule, random)) * quantum
 
@@ -73,20 +75,20 @@ def round_to_format(
 
 
 def infinite(fmt: Format, rule: Rule) -> float:
-    """Return what infinity becomes."""
+    """Return the value that infinity is rounded to."""
     if rule.saturates or (rule.propagates and not fmt.has_inf):
         return fmt.max
     return INFINITY if fmt.has_inf else float("nan") if fmt.has_nan else fmt.max
 
 
 def _exponent(magnitude: Tensor, fmt: Format) -> Tensor:
-    """Return floor(log2) of magnitudes, at least the emin of the format: the binade whose spacing applies."""
+    """Return floor(log2(magnitude)), but at least the format's emin. This exponent determines the spacing of values."""
     exponent = torch.frexp(magnitude).exponent.to(torch.int64) - 1
     return torch.where(magnitude == 0, fmt.emin, exponent.clamp(fmt.emin, 1000))
 
 
 def write(value: Tensor, out: Tensor) -> None:
-    """Write float32 values. Every NaN becomes the same one, because GPUs and CPUs convert NaN in different ways."""
+    """Write float32 values to `out`. Every NaN gets the same bits, because GPUs and CPUs convert NaN differently."""
     out.copy_(value)
     out.masked_fill_(out.isnan(), float("nan"))
 
@@ -96,7 +98,7 @@ def quantize(x: Tensor, fmt: Format | Tabulated, rule: Rule, out: Tensor) -> Non
 
 
 def _round(x: Tensor, fmt: Format | Tabulated, rule: Rule, stream: int = 0) -> Tensor:
-    """Round to a format, with the random words rule.offset, rule.offset + 1 ... of a stream."""
+    """Round to a format. Stochastic rounding reads random words from rule.offset onward in the given stream."""
     random = None
     if rule.is_stochastic:
         assert rule.seed is not None
@@ -104,11 +106,11 @@ def _round(x: Tensor, fmt: Format | Tabulated, rule: Rule, stream: int = 0) -> T
     return round_to_format(x, fmt, rule, random)
 
 
-# ---- the generator -----------------------------------------------------------------------------------------
+# ---- the random number generator ---------------------------------------------------------------------------
 
 
 def philox4x32(counter: Sequence[Tensor], key: tuple[int, int], rounds: int = 7) -> list[Tensor]:
-    """Return the words of Philox4x32-7 (Salmon et al., SC 2011), as int64 tensors that hold 32-bit words."""
+    """Return the words of Philox4x32-7 (Salmon et al., SC 2011): int64 tensors of 32-bit words."""
     mask = 0xFFFFFFFF
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -122,18 +124,18 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int], rounds: int = 7)
 
 def _wide_product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     high = ((a >> 16) * b + ((a & 0xFFFF) * b >> 16)) >> 16
-    return high, a * b & 0xFFFFFFFF  # int64 wraps around, but its low half is right
+    return high, a * b & 0xFFFFFFFF  # the int64 product wraps around, but its low half is correct
 
 
 def random_words(n: int, stream: int, seed: int, device: torch.device, offset: int = 0) -> Tensor:
-    """Return the 32-bit random words of elements offset .. offset + n - 1 as int64, as csrc/philox.h defines them."""
+    """Return the 32-bit random words of elements offset to offset + n - 1 as int64, as csrc/philox.h defines them."""
     first, end = offset // 128, -(-(offset + n) // 128)
     upper, lower = (_random_halves(first, end, stream, half, seed, device) for half in (0, 1))
     return (upper << 16 | lower)[offset - 128 * first :][:n]
 
 
 def _random_halves(first: int, end: int, stream: int, half: int, seed: int, device: torch.device) -> Tensor:
-    """Return one half of the word of each element in the groups first .. end - 1 of 128 elements."""
+    """Return one 16-bit half of each element's random word, for groups first to end - 1 of 128 elements each."""
     counter = torch.arange(first * 16, end * 16, dtype=torch.int64, device=device)
     zero = torch.zeros_like(counter)
     words = philox4x32(
@@ -148,10 +150,11 @@ def _random_halves(first: int, end: int, stream: int, half: int, seed: int, devi
 
 
 def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Return a + b in float64, truncated, with the last digit set if any digit was lost.
+    """Return a + b in float64, rounded to odd: truncated, and with the last bit set if the sum was not exact.
 
-    Rounding this to a format equals rounding the exact sum (Boldo and Melquiond 2008, "Emulation of FMA and
-    correctly rounded sums: proved algorithms using rounding to odd"). The error is Knuth's TwoSum.
+    Rounding this sum to a format equals rounding the exact sum (Boldo and Melquiond 2008, "Emulation of FMA and
+    correctly rounded sums: proved algorithms using rounding to odd"). The error of the sum is computed with Knuth's
+    TwoSum.
     """
     total = a + b
     b_part = total - a
@@ -165,9 +168,9 @@ def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
 def accumulate(
     tensors: Sequence[Tensor], fmt: Format | Tabulated, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
-    """Compute acc = +0; for r in 0..N-1: acc = Q(acc + g_r). Kahan summation also keeps the lost part c.
+    """Add tensors in order: acc = +0, then acc = Q(acc + g_r) for r = 0 to N-1. Kahan summation also updates c.
 
-    Stochastic rounding reads stream 4 r + j for the j-th rounding of step r.
+    c is the part that rounding removed. In step r, rounding number j (from 0) reads random stream 4 r + j.
     """
 
     def rounded_sum(a: Tensor, b: Tensor, stream: int) -> Tensor:
@@ -190,7 +193,7 @@ def accumulate(
 
 
 def matmul(a: Tensor, b: Tensor, fmt: Format | Tabulated, kahan: bool, out: Tensor) -> None:
-    """Multiply (B or 1) x M x K by (B or 1) x K x N: acc = Q(acc + Q(a_k * b_k)) for ascending k."""
+    """Multiply (B or 1, M, K) by (B or 1, K, N): acc = Q(acc + Q(a_k * b_k)) for ascending k."""
 
     def rounded_sum(x: Tensor, y: Tensor) -> Tensor:
         return round_to_format(add_to_odd(x, y), fmt)
@@ -212,7 +215,7 @@ def matmul(a: Tensor, b: Tensor, fmt: Format | Tabulated, kahan: bool, out: Tens
 
 
 def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor) -> None:
-    """Transform blocks along the middle axis of (outer, length, inner). A last partial block is left unchanged."""
+    """Transform blocks along the middle axis of (outer, length, inner). A last partial block stays unchanged."""
     outer, length, inner = x.shape
     blocks = length // size
     y_OxBxSxI = x[:, : blocks * size].reshape(outer, blocks, size, inner)
@@ -234,20 +237,20 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
 
 
 def clamp_shift(shift: int) -> int:
-    """Limit a shift to 1300 in both directions, because larger shifts give the same results: infinity, or zero."""
+    """Limit a shift to -1300 to 1300. A larger shift gives the same result as the limit: infinity or zero."""
     return max(-1300, min(1300, shift))
 
 
 def _times_power(x: Tensor, shift: int) -> Tensor:
-    """Return x * 2**shift in float64, in two steps because one power could be out of range."""
+    """Return x * 2**shift in float64. It multiplies twice because a single power of two could be out of range."""
     shift = clamp_shift(shift)
     return x.double() * 2.0 ** (shift // 2) * 2.0 ** (shift - shift // 2)
 
 
 def _product_to_round(x: Tensor, shift: int) -> Tensor:
-    """Return x * 2**shift in float64. Past its range, return what rounds in the same way.
+    """Return x * 2**shift in float64, or a float64 that is rounded to the same result if the product is out of range.
 
-    The result is finite if x is, and zero only if x is.
+    The returned value is finite if x is finite, and zero only if x is zero.
     """
     product = _times_power(x, shift)
     largest, smallest = (
@@ -275,7 +278,7 @@ def max_exponent(x: Tensor) -> int | None:
 
 
 def encode(x: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
-    """Write the codes of x, rounded to nearest: sign, exponent field, mantissa field."""
+    """Write the codes of x, rounded to nearest. A code consists of the sign, the exponent field and the mantissa."""
     _encode_values(round_to_format(x.double(), fmt), fmt, out)
 
 
@@ -297,7 +300,7 @@ def _encode_values(value: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
 
 
 def decode(codes: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
-    """Write the values of codes, of which the low `bits` bits are read."""
+    """Write the float32 values of codes. Bits of a code above the format's width are ignored."""
     code = codes.long() & (1 << fmt.code_bits) - 1
     if isinstance(fmt, Tabulated):
         write(values_of_codes(code, fmt), out)
@@ -321,7 +324,7 @@ def decode(codes: Tensor, fmt: Format | Tabulated, out: Tensor) -> None:
 
 
 def pack(x: Tensor, fmt: Format | Tabulated, shift: int, rule: Rule, out: Tensor) -> None:
-    """Write the codes of x * 2**shift: 8 codes are k bytes, and code j begins at bit j * k, little-endian."""
+    """Write the codes of x * 2**shift. Each 8 codes fill k bytes, and code j begins at bit j * k, little-endian."""
     k, n = fmt.code_bits, x.numel()
     codes = torch.zeros(-(-n // 8) * 8, dtype=torch.int64, device=x.device)
     scaled = _product_to_round(x.reshape(-1), shift)

@@ -1,4 +1,4 @@
-"""Suggestions for misspelled names. Uses only the standard library."""
+"""Suggestions for misspelled names. This module uses only the standard library."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
     Whole names are compared first, and then the parts after their last dots.
     """
-    known = list(map(str, known))  # members of a StrEnum count as strings
+    known = list(map(str, known))  # converts members of a StrEnum to plain strings
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.75)
     if not near:
         by_last_part = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}

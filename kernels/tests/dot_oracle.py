@@ -13,7 +13,7 @@ from itertools import count
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from oracle import largest, overflowed, quantum_of
 
 

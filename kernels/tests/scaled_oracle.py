@@ -1,4 +1,4 @@
-"""Scaled formats in exact rational arithmetic: the steps of formats/scaled.py, one value at a time.
+"""Scaled formats in exact rational arithmetic: the steps of formats/scaled_format.py, one value at a time.
 
 Every operation is on Fractions and rounded to float32 after it; nothing is shared with custom_fp but the fields of a
 format. Slow, and written to be read.

@@ -111,11 +111,11 @@ def test_recipes_are_mappings_lists_or_files(tmp_path):
     [
         (
             "nvpf4",
-            "unknown recipe 'nvpf4' (did you mean 'nvfp4'?); there are: bf16, forward_blocks, fp16_mixed",
+            "unknown recipe 'nvpf4' (did you mean 'nvfp4'?); allowed: bf16, forward_blocks, fp16_mixed",
         ),
         ("mine.yaml", "recipe mine.yaml: there is no such file"),
-        ({"rule": []}, "recipe: unknown key 'rule' (did you mean 'rules'?); a recipe has rules, "),
-        (3, "recipe: a recipe is a name, a mapping such as {rules: [...]}, or a list of rules, not 3"),
+        ({"rule": []}, "recipe: unknown key 'rule' (did you mean 'rules'?); allowed: rules, "),
+        (3, "recipe: a recipe must be a name, a mapping such as {rules: [...]}, or a list of rules, not 3"),
         ({"rules": "e4m3"}, "recipe.rules=e4m3: must be a list of rules"),
         (
             [{"modules": "tail", "role": "weight", "format": "e4m3"}],
@@ -128,7 +128,7 @@ def test_recipes_are_mappings_lists_or_files(tmp_path):
         ),
         (
             [{"modules": "*", "role": "input", "format": "nvfp4", "hadamard": 16}],
-            "transforms input of forward and not",
+            "transforms input of forward but not",
         ),
     ],
 )
@@ -143,5 +143,5 @@ def test_errors(recipe, message):
 def test_a_second_recipe_is_refused():
     net = Net()
     custom_fp.apply_recipe(net, "bf16")
-    with pytest.raises(ValueError, match="mxfp8: a recipe was applied to this Net before"):
+    with pytest.raises(ValueError, match="mxfp8: a recipe was already applied to this Net"):
         custom_fp.apply_recipe(net, "mxfp8")

@@ -146,7 +146,7 @@ def test_rules_of_attention_without_effect_are_refused():
             return x
 
     other = placed(Other(), rule)
-    with pytest.raises(ValueError, match=r"rules\[0\]: no module that it selects calls"):
+    with pytest.raises(ValueError, match=r"rules\[0\]: no module that the rule selects calls"):
         other.check_called()
 
 
@@ -220,7 +220,7 @@ def test_rows_and_gradients_of_an_embedding_are_rounded():
     )
     torch.testing.assert_close(model[0].weight.grad, expected, rtol=0, atol=1e-6)
     with pytest.raises(
-        ValueError, match="hadamard=16 transforms weight of forward and not what it multiplies"
+        ValueError, match="hadamard=16 transforms weight of forward but not the other operand"
     ):
         placed(
             nn.Sequential(nn.Embedding(5, 16)),

@@ -118,7 +118,7 @@ def test_a_transform_changes_products_only_by_rounding(make):
 def test_a_transform_of_one_operand_alone_is_refused(role):
     alone = {"modules": "*", "role": role, "format": "mxfp4", "hadamard": 16}
     others = {"modules": "*", "role": OPERANDS, "format": "mxfp4"}
-    with pytest.raises(ValueError, match=rf"rules\[0\]: hadamard=16 transforms {role} of .* and not"):
+    with pytest.raises(ValueError, match=rf"rules\[0\]: hadamard=16 transforms {role} of .* but not"):
         placed(nn.Linear(4, 4), alone, others)
     both = [{"modules": "*", "role": ["output_gradient", "input"], "product": "weight_gradient"}]
     placed(nn.Linear(4, 4), {**both[0], "format": "mxfp4", "hadamard": 16}, others)
@@ -218,16 +218,16 @@ def test_a_rule_takes_every_rounding(fmt, word):
     [
         ({"rounding": "stochastik"}, "rounding=stochastik: choose one of nearest_even, toward_zero, stochastic, stoch"),
         ({"hadamard": 12}, "hadamard=12: must be a power of two, such as 16"),
-        ({"hadamard": 16, "role": "result"}, "hadamard=16: only operands are transformed: input, weight, output_gra"),
-        ({"hadamard": 16, "format": "fp32"}, "hadamard=16: format=fp32 rounds nothing"),
-        ({"hadamard": 16, "aps": True}, "aps=true rounds to nearest even; leave rounding and hadamard out"),
-        ({"role": "parameter", "rounding": "stochastic"}, "parameter takes nearest_even; for weights, use precision."),
-        ({"role": "accumulator", "rounding": "to_odd"}, "takes nearest_even; for sums, use format=fp16-to_odd"),
+        ({"hadamard": 16, "role": "result"}, "hadamard=16: only operands can be transformed (input, weight"),
+        ({"hadamard": 16, "format": "fp32"}, "hadamard=16: has no effect, because format=fp32 rounds nothing"),
+        ({"hadamard": 16, "aps": True}, "aps=true cannot be combined with rounding or hadamard; remove them"),
+        ({"role": "parameter", "rounding": "stochastic"}, "parameter requires nearest_even; for weights, use"),
+        ({"role": "accumulator", "rounding": "to_odd"}, "requires nearest_even; for sums, use format=fp16-to_odd"),
         ({"last": -1}, "last=-1: must be a number of layers, such as 2, or a share below 1, such as 0.15"),
         ({"first": 1.5}, "first=1.5: must be a number of layers"),
         ({"role": []}, "role=[]: choose one or several of input, weight"),
         ({"role": ["input", "wait"]}, "role=wait: choose one of input"),
-        ({"product": ["forward", "back"]}, "product=back: weight takes part in forward, input_gradient"),
+        ({"product": ["forward", "back"]}, "product=back: allowed for role weight: forward, input_gradient"),
         ({"optional": "yes"}, "optional=yes: must be true or false"),
         ({"format": 8}, "format=8: "),
         ({"format": "dynamic_tree", "rounding": "stochastic"}, "dynamic_tree rounds to nearest only"),

@@ -3,7 +3,7 @@
 import custom_fp
 import pytest
 import torch
-from custom_fp.recipe.delayed import Delayed, History
+from custom_fp.recipe.delayed_scaling import Delayed, History
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 from torch import nn
 
@@ -66,11 +66,11 @@ def test_infinity_and_nan_stay_visible_and_are_not_recorded():
         ({"history": 0}, "rules[0].history=0: must be a number of steps, 1 to 65536"),
         (
             {"format": "mxfp8_e4m3"},
-            "history=2: needs a format with one scale for the tensor, such as fp8_tensor, not mxfp8_e4m3",
+            "history=2: requires a format with one scale for the tensor, such as fp8_tensor, not mxfp8_e4m3",
         ),
-        ({"format": "e4m3"}, "needs a format with one scale for the tensor, such as fp8_tensor, not e4m3"),
-        ({"role": "result"}, "history=2: only operands have a history: "),
-        ({"hadamard": 16}, "history=2 needs the tensor without a transform; leave hadamard out"),
+        ({"format": "e4m3"}, "requires a format with one scale for the tensor, such as fp8_tensor, not e4m3"),
+        ({"role": "result"}, "history=2: only operands can have a history "),
+        ({"hadamard": 16}, "history=2 cannot be combined with hadamard=16; remove one of them"),
     ],
 )
 def test_errors(given, message):

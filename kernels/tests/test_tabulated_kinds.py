@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from custom_fp import native, parse, reference
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.recipe.tensor_aps import aps_quantize
 from custom_fp.rounding import Rounding, Rule
 from tensors import beside, normal, same_bits, specials

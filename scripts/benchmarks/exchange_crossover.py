@@ -88,7 +88,7 @@ def exchanges(n_values: int) -> dict[str, Callable[[], None]]:
     import torch.distributed as dist
 
     from cpdrun.comm import all_reduce_
-    from cpdrun.comm.sync.compressed import CompressedSync
+    from cpdrun.comm.sync.compressed_sync import CompressedSync
 
     generator = torch.Generator().manual_seed(dist.get_rank())
     gradient = torch.randn(n_values, generator=generator) * 1e-3

@@ -38,8 +38,8 @@ def make_exchanges(n_values: int) -> dict[str, Step]:
     from cpdrun.comm import AllReduceSync
     from cpdrun.comm.sums.scaling import APS
     from cpdrun.comm.sums.summation import Shards
-    from cpdrun.comm.sync.sharded import WeightGather, Weights
-    from cpdrun.comm.wire.layout import shard_by_rows
+    from cpdrun.comm.sync.sharded_sync import WeightGather, Weights
+    from cpdrun.comm.wire.message_layout import shard_by_rows
     from cpdrun.comm.workers import Workers
 
     rank, N = dist.get_rank(), dist.get_world_size()

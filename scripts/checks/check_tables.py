@@ -26,7 +26,7 @@ from pathlib import Path
 import custom_fp
 import numpy as np
 import torch
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.reference import random_words
 from custom_fp.rounding import Form
 

@@ -33,7 +33,7 @@ from cpdrun.record import Ending, RunDir, SweepDir, read_manifest
 NAME = "searched"
 MOST_RUNS_BEFORE_KILL = 1  # that may end between a start and a kill
 LITTLE_LATER_S = 1.0
-LOOK_S = 0.01
+POLL_S = 0.01
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Search:
             if time.monotonic() > until:
                 process.kill()
                 raise BrokenError(f"waited {self.patience_s:.0f} s in vain: {self.folder / 'log'}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _done(self) -> list[RunDir]:
         done = [run for run in self._runs() if run.done.exists()]

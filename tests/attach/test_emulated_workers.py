@@ -172,7 +172,7 @@ def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(inter
     intercept("world_size=3")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
-    said = pytest.raises(UserError, match=f"has {passes} backward passes: let it accumulate 3")
+    said = pytest.raises(UserError, match=f"has {passes} backward passes. Accumulate the gradients of 3")
     with contextlib.nullcontext() if passes == 3 else said:
         step_of(model, optimizer, passes=passes)
 
@@ -250,18 +250,18 @@ def not_this_process(interceptor: Interceptor) -> None:
 
 
 REFUSED = [
-    (too_few, "the first step has 1 backward passes.*run.worker.*world_size to 1"),
-    (too_many, "more than 2 backward passes: put `with run.worker"),
+    (too_few, "the first step has 1 backward passes.*run.worker.*world_size=1"),
+    (too_many, "more than 2 backward passes. Please put `with run.worker"),
     (
         two_optimizers,
-        "2 optimizers, so that cpdrun cannot know which backward pass belongs to which worker: put `with run.worker",
+        "2 optimizers, so cpdrun cannot tell which backward pass belongs to which worker. Please put `with run.worker",
     ),
-    (half_a_round, "a step without the gradients of workers 0: put"),
-    (one_twice, r"run.worker\(0\) twice in a step, without workers 1"),
-    (outside_of_a_worker, "a backward pass outside of run.worker: put"),
+    (half_a_round, "the optimizer's step comes before the gradients of workers 0. Please put"),
+    (one_twice, r"run.worker\(0\) was used twice in a step, before workers 1"),
+    (outside_of_a_worker, "a backward pass is outside of run.worker, .* Please put"),
     (no_optimizer_yet, "create an optimizer of torch.optim before"),
-    (one_in_another, r"run.worker\(1\) inside another run.worker"),
-    (not_this_process, r"run.worker\(2\): this process emulates the workers \[0, 1\]"),
+    (one_in_another, r"run.worker\(1\) is nested in another run.worker"),
+    (not_this_process, r"run.worker\(2\): this process emulates only the workers \[0, 1\]"),
 ]
 
 

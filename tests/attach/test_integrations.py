@@ -177,7 +177,7 @@ def test_a_library_of_another_shape_trains_all_the_same(tmp_path, monkeypatch, c
     finally:
         undo()
     assert strange_trainer.x == 1 and type(strange_trainer.__loader__).__name__ == "SourceFileLoader"
-    assert "integrates:install does not fit this version of strange_trainer" in capsys.readouterr().err
+    assert "integrates:install does not support this version of strange_trainer" in capsys.readouterr().err
 
 
 def test_what_is_no_number_is_left_out():

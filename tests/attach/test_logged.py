@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cpdrun.record import Best, Ending, LoggedRow
-from cpdrun.script_metrics.files import GrowingFile, csv_parser, json_parser, row_of
+from cpdrun.script_metrics.metric_files import GrowingFile, csv_parser, json_parser, row_of
 from cpdrun.script_metrics.result import NoResultError, Tally, result
 
 

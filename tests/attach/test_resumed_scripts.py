@@ -239,4 +239,4 @@ def test_a_checkpoint_does_not_vouch_for_a_script_that_was_never_attached(tmp_pa
     run = run_dir(script, tmp_path, 1, "e3m0")
     for _ in range(2):
         said = run_script(1, script, ["saved"], tmp_path, attached, 2, CPDRUN_RUN_DIR=str(run.path))
-        assert "has made no optimizer of torch.optim" in said
+        assert "has created no optimizer of torch.optim" in said

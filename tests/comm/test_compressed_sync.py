@@ -15,11 +15,11 @@ from cpdrun.comm import emulate_all_reduce
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.sums.scaling import APS, DelayedAPS
-from cpdrun.comm.sync.compressed import CompressedSync
+from cpdrun.comm.sync.compressed_sync import CompressedSync
 
 CONF = Path(__file__).parents[2] / "conf"
 SHAPES = {"conv.weight": (3, 4), "conv.bias": (3,), "nothing": (0, 2), "fc.weight": (5, 20), "fc.bias": ()}
@@ -123,7 +123,7 @@ def test_full_precision_layers_travel_as_they_are():
 def three_steps(name: str) -> tuple:
     """In a rank, or in the one process: what three steps give, and the bytes."""
     sync = make(COMPRESSORS[name], seed=3)
-    mine = sync.workers.mine
+    mine = sync.workers.local
     found = []
     for step in range(3):
         found.append(reduce(sync, [gradients(w, step) for w in mine], step=step, epoch=0))
@@ -169,7 +169,7 @@ def test_a_resumed_sync_continues_bit_for_bit():
         ({"compressor": QSGD(7, True), "scaling": APS()}, "aps=true: QSGD has its own scale"),
         (
             {"compressor": COMPRESSORS["e3m0 aps"], "scaling": DelayedAPS(1)},
-            "DelayedAPS is for sums of gradients",
+            "the rule DelayedAPS cannot be combined with a compressor",
         ),
     ],
 )
@@ -179,7 +179,9 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 
 
 def test_a_wrong_number_of_workers_is_refused():
-    with pytest.raises(ValueError, match="1 workers on a rank that plays 4"):
+    with pytest.raises(
+        ValueError, match="this rank emulates 4 workers, but gradients of 1 workers were passed"
+    ):
         reduce(make(), [gradients(0)], step=0, epoch=0)
 
 

@@ -187,10 +187,10 @@ def test_gradients_that_are_not_rounded_travel_in_float32() -> None:
     ("knobs", "says"),
     [
         ({"compat": "horovod"}, "compat='horovod': choose one of null, cpd"),
-        ({"order": "tree"}, "order=tree with compat=cpd: its code has only rank and hierarchical"),
-        ({"rounding": "stochastic"}, "only nearest_even"),
+        ({"order": "tree"}, "order=tree with compat=cpd: the value must be rank or hierarchical"),
+        ({"rounding": "stochastic"}, "must be nearest_even"),
         ({"error_feedback": True}, "error_feedback=true with compat=cpd"),
-        ({"format": "mxfp4"}, "no formats with scales such as mxfp4"),
+        ({"format": "mxfp4"}, "does not support format=mxfp4"),
     ],
 )
 def test_what_their_code_does_not_have_is_refused(knobs: dict, says: str) -> None:

@@ -212,15 +212,18 @@ def test_inputs_are_not_written_and_shapes_are_kept() -> None:
         ({"order": "banana"}, "hierarchical, native, rank, ring, tree"),
         ({"rounding": "up"}, "nearest_even"),
         ({"overflow": "wrap"}, "saturate"),
-        ({"order": "hierarchical", "group_size": None}, "group_size=null: .* takes auto"),
-        ({"order": "hierarchical", "group_size": "half"}, "group_size=half: .* takes auto"),
+        ({"order": "hierarchical", "group_size": None}, "group_size=null: .* must be auto"),
+        ({"order": "hierarchical", "group_size": "half"}, "group_size=half: .* must be auto"),
         ({"order": "hierarchical", "group_size": 0}, "group_size=0"),
         ({"order": "hierarchical", "group_size": 3}, "does not divide"),
         ({"group_size": 2}, "hierarchical"),
         ({"order": "native"}, "fp32"),
         ({"kahan": "yes"}, "kahan='yes': choose one of False, True"),
-        ({"order": "ring", "requantise": "once"}, "requantise=once adds in float32, which leaves only rank"),
-        ({"error_feedback": True}, "use ddp_hook or AllReduceSync"),
+        (
+            {"order": "ring", "requantise": "once"},
+            "requantise=once adds in float32, so the order must be rank",
+        ),
+        ({"error_feedback": True}, "Use ddp_hook or AllReduceSync"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict, says: str) -> None:

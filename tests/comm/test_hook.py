@@ -165,8 +165,8 @@ def what_is_refused() -> dict[str, str]:
 
 def test_what_the_hook_cannot_serve_gets_one_line() -> None:
     for rank, said in enumerate(run_ranks(2, what_is_refused)):
-        assert "made for another model" in said["other model"]
-        assert said["other group"].startswith(f"group holds ranks [{rank}], DDP's process group [0, 1]")
+        assert "belongs to another model" in said["other model"]
+        assert said["other group"].startswith(f"group contains the ranks [{rank}], but DDP's process group")
         assert said["sparse"].startswith("0 has sparse gradients") and "sparse=False" in said["sparse"]
         assert "FullyShardedDataParallel" in said["FSDP1"] and "fully_shard (FSDP2)" in said["FSDP2"]
         assert not any("\n" in line for line in said.values())

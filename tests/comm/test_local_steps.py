@@ -156,7 +156,7 @@ def test_a_single_process_needs_no_group():
     before = model.weight.detach().clone()
     assert [steps.after_step() for _ in range(4)] == [False, True, False, True]
     torch.testing.assert_close(model.weight, before)
-    with pytest.raises(ValueError, match="the state is of 2 ranks, these are 1"):
+    with pytest.raises(ValueError, match="the state was saved by 2 ranks, but there are 1 ranks now"):
         steps.load_state_dict({"step": 1, "weights": {0: [], 1: []}, "outer": {}})
 
 

@@ -86,14 +86,14 @@ def test_formats_with_scales_take_one_chain_alone() -> None:
 def test_a_width_is_part_of_the_name() -> None:
     assert order_named("aligned") == order_named("aligned_23") != order_named("aligned_24")
     for name, says in {
-        "aligned_0": "take aligned, or a number of bits from aligned_1 to aligned_40",
-        "aligned_41": "take aligned, or a number of bits from aligned_1 to aligned_40",
-        "rank_3": "order=rank_3: this order takes no number",
+        "aligned_0": "must be aligned, or a number of bits from aligned_1 to aligned_40",
+        "aligned_41": "must be aligned, or a number of bits from aligned_1 to aligned_40",
+        "rank_3": "order=rank_3: this order has no suffix",
         "best": "choose one of aligned, exact, hierarchical, native, rank, ring, tree",
     }.items():
         with pytest.raises(ValueError, match=says):
             order_named(name)
-    with pytest.raises(ValueError, match="adds up to 4096 workers, not 4097"):
+    with pytest.raises(ValueError, match="supports at most 4096 workers, but there are 4097"):
         order_named("aligned_40").levels(4097)
 
 

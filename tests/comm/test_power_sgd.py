@@ -213,7 +213,7 @@ def test_orthonormal_columns_whatever_is_given():
 def three_steps(settings: dict[str, Any]) -> tuple:
     """In a rank, or in the one process; the checkpoint of the second step is what the third begins with."""
     sync = make(seed=3, **settings)
-    found, mine = [], sync.workers.mine
+    found, mine = [], sync.workers.local
     for step in range(3):
         if step == 2:
             kept = [sync.state_dict()]
@@ -296,7 +296,7 @@ def test_without_matrices_it_is_the_plain_sum():
     [
         ({"rank": 0}, "rank must be a whole number between 1 and"),
         ({"rank": 1.5}, "rank must be a whole number"),
-        ({"min_compression_rate": -1}, "min_compression_rate must be a number from 0 on, not -1"),
+        ({"min_compression_rate": -1}, "min_compression_rate must be a number of at least 0, not -1"),
         ({"order": "spiral"}, "order"),
         ({"compat": "cpd", "format": "e4m3"}, "error_feedback=true with compat=cpd"),
         ({"full_precision": {"layers": ["fd*"]}}, "'fd\\*' matches no parameter"),

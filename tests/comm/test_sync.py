@@ -138,7 +138,9 @@ def test_bytes_of_a_real_worker() -> None:
 
 
 def test_a_wrong_number_of_workers_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 workers on a rank that plays 2"):
+    with pytest.raises(
+        ValueError, match="this rank emulates 2 workers, but gradients of 1 workers were passed"
+    ):
         reduce(make(), [gradients(0)])
 
 
@@ -148,9 +150,9 @@ def test_gradients_that_are_not_those_of_the_parameters_are_refused(fmt: str) ->
     sync = AllReduceSync(format=fmt, world_size=1, parameter_names=["a", "b"])
     one, two = torch.ones(1, 3), torch.ones(2, 3)
     for stacks, says in (
-        ([one, one, one], "3 gradients for 2 parameters"),
-        ([one], "1 gradients for 2 parameters"),
-        ([one, two], "2 workers on a rank that plays 1"),
+        ([one, one, one], "there are 2 parameters, but 3 gradients were passed"),
+        ([one], "there are 2 parameters, but 1 gradients were passed"),
+        ([one, two], "this rank emulates 1 workers, but gradients of 2 workers were passed"),
     ):
         with pytest.raises(ValueError, match=says):
             sync.reduce_stacked(stacks, step=0, epoch=0)

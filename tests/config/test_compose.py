@@ -129,5 +129,5 @@ def test_interpolations_are_resolved_or_reported():
 def test_hydras_own_settings_cannot_be_removed(tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text("hydra: null\n")
-    with pytest.raises(ConfigError, match="these are Hydra's own settings"):
+    with pytest.raises(ConfigError, match="contains Hydra's own settings"):
         plan(["exp=mine"], tmp_path)

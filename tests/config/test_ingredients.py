@@ -94,7 +94,7 @@ def test_an_experiment_cannot_set_an_ingredient_that_its_recipe_lacks(tmp_path, 
         "# cpdrun sweep exp=mine\ningredients: {rounding: nearest_even}\n"
     )
     with pytest.raises(
-        ConfigError, match=f"ingredients.rounding: recipe={chosen} leaves none of that name open"
+        ConfigError, match=f"ingredients.rounding: recipe={chosen} has no ingredient of that name"
     ):
         plan(["exp=mine", f"recipe={chosen}"], tmp_path)
     assert plan(["exp=mine", "recipe=nvfp4"], tmp_path).runs
@@ -127,7 +127,7 @@ def test_an_ingredient_that_the_baseline_has_too_is_its_own_as_well():
     [
         (
             {"roundng": 1},
-            "nvfp4: unknown ingredient 'roundng' (did you mean 'rounding'?); it has format, weight_format",
+            "nvfp4: unknown ingredient 'roundng' (did you mean 'rounding'?); allowed: format, weight_format",
         ),
         ({"rounding": "up"}, "choose one of nearest_even, toward_zero, stochastic"),
     ],
@@ -142,7 +142,7 @@ def test_a_user_recipe_may_extend_another_recipe(tmp_path):
     mine = with_ingredients("mine", load(str(tmp_path / "mine.yaml")), {})
     assert mine == with_ingredients("nvfp4", load("nvfp4"), {"format": "nvint4"})
     (tmp_path / "mine.yaml").write_text("defaults: [nvfp4, mxfp8, _self_]\n")
-    with pytest.raises(ValueError, match="must be a recipe and _self_"):
+    with pytest.raises(ValueError, match="must be the name of a recipe and _self_"):
         load(str(tmp_path / "mine.yaml"))
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from cpdrun.comm.sums import exchange as comm_exchange
-from cpdrun.comm.wire.layout import Layout
+from cpdrun.comm.wire.message_layout import Layout
 from cpdrun.costmodel import (
     Codec,
     Network,

@@ -101,7 +101,7 @@ def test_a_package_that_is_not_installed_is_named(name, tmp_path):
     ("changed", "message"),
     [
         ({"text_bytes": 0}, r"data\.text_bytes must be at least 1"),
-        ({"split_at": "("}, r"data\.split_at='\(' is no regular expression: missing \)"),
+        ({"split_at": "("}, r"data\.split_at='\(' is not a regular expression: missing \)"),
         ({"test_fraction": 1}, r"data\.test_fraction must lie between 0 and 1"),
         (
             {"bpe_vocab": 256},

@@ -66,11 +66,7 @@ def make_training_job(sweep: SweepDir, *typed: str) -> Job:
 
 def dawdling(file: Path, *, pause_s: float = 0.1, hang_rank: str = "null") -> list[str]:
     """What to type for a run that takes its time, or hangs, while `file` exists: see dawdling_digits.py."""
-    knobs = {
-        "while_exists": file,
-        "pause_s": pause_s,
-        "hang_rank": hang_rank,
-    }
+    knobs = {"while_exists": file, "pause_s": pause_s, "hang_rank": hang_rank}
     return [
         "data._target_=dawdling_digits.DawdlingDigits",
         *(f"+data.{key}={value}" for key, value in knobs.items()),

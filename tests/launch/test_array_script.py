@@ -6,7 +6,7 @@ from cpdrun.launch import Job, LaunchError, LaunchOptions
 from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.launch.executors import advice, would_write
 from cpdrun.launch.slurm.advice import NO_GPU, limit_seconds
-from cpdrun.launch.slurm.queued import submitted_of
+from cpdrun.launch.slurm.queued_runs import submitted_of
 from cpdrun.record import EpochRow, SweepDir, append_json_line, write_json
 from cpdrun.sweep import plan
 

@@ -10,12 +10,7 @@ from cpdrun.launch.base import Event, LaunchOptions
 from cpdrun.launch.first_run import FirstRun
 from cpdrun.record import Ending, Outcome, write_json
 
-LOCAL = {
-    "_target_": "cpdrun.launch.local.LocalExecutor",
-    "jobs": None,
-    "jobs_per_gpu": 1,
-    "warm_start": True,
-}
+LOCAL = {"_target_": "cpdrun.launch.local.LocalExecutor", "jobs": None, "jobs_per_gpu": 1, "warm_start": True}
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from rich.console import Console
 from cpdrun.launch.base import Event, Job
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
 from cpdrun.launch.progress import logs, status
+from cpdrun.launch.progress.best_result import BestResult, deciding
 from cpdrun.launch.progress.display import Display, print_summary
-from cpdrun.launch.progress.results import BestResult, deciding
 from cpdrun.launch.progress.status import (
     BestRun,
     RunStatus,

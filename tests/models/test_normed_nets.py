@@ -96,5 +96,5 @@ def test_bad_settings_are_named():
         NormedResNet(3, 10, [1], 8, "big", False, EVONORM)
     with pytest.raises(ValueError, match=r"model\.stem must be one of small, imagenet, not 32"):
         MobileNetV2(3, 10, "32", EVONORM)
-    with pytest.raises(ValueError, match=r"model\.stages must be blocks a stage"):
+    with pytest.raises(ValueError, match=r"model\.stages must be the number of blocks of each stage"):
         NormedResNet(3, 10, [], 8, "small", False, EVONORM)

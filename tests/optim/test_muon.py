@@ -92,7 +92,7 @@ def test_a_parameter_group_goes_before_what_the_optimizer_says():
     [
         (
             ("exp=digits_bits", "data=digits", "model=convnet", "format=fp32"),
-            r"optim: Muon moves the matrices of hidden layers.*optim=adamw",
+            r"optim: Muon updates the matrices of hidden layers.*optim=adamw",
         ),
         (("parameter_groups=[{parameters:['*'],update:adam}]",), "update=adam must be muon or adamw"),
         (("sync=gossip_dpsgd", "sync.quasi_global_momentum=0.9"), "supports one lr, but optim=muon has two"),

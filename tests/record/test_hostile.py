@@ -312,7 +312,7 @@ def manifest(**values: object) -> Case:
     return change
 
 
-FORMATS = "cpdrun.train.precision.formats.Formats"
+FORMATS = "cpdrun.train.precision.run_formats.Formats"
 ALIASES = "format: fp32\na0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
 )

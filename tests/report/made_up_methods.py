@@ -14,7 +14,7 @@ ALL_REDUCE = {"_target_": "cpdrun.comm.AllReduceSync", "order": "hierarchical"}
 
 
 def compressed(**compressor):
-    return {"_target_": "cpdrun.comm.sync.compressed.CompressedSync", "compressor": compressor}
+    return {"_target_": "cpdrun.comm.sync.compressed_sync.CompressedSync", "compressor": compressor}
 
 
 TOP_K = {"_target_": "cpdrun.comm.compressors.top_k.TopK", "keep": 0.01, "format": "fp32", "aps": False}

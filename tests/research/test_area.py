@@ -68,7 +68,7 @@ def test_exact_products_are_recognized():
 
 
 def test_published_ratios_are_compared():
-    from research.area.published import compared
+    from research.area.published_areas import compared
 
     from cpdrun.costmodel import costs
 

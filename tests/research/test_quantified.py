@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from research.claims.quantified import QUANTIFIERS, must_hold, shares, verdict
+from research.claims.quantified_claims import QUANTIFIERS, must_hold, shares, verdict
 
 from cpdrun.stats.evidence import Verdict, judge
 

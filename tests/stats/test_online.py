@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpdrun.stats.evidence import log_evidence
-from cpdrun.stats.online import kept_ideas, required_log_evidence, share
+from cpdrun.stats.false_discoveries import kept_ideas, required_log_evidence, share
 
 ALPHA, PLANNED = 0.05, 10
 

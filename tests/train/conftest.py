@@ -4,5 +4,5 @@ import pytest
 
 @pytest.fixture
 def in_ranks():
-    """in_ranks(run, nproc): train a run by so many processes."""
+    """in_ranks(run, nproc) trains a run in that many processes."""
     return forked_ranks.train

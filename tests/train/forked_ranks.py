@@ -1,5 +1,8 @@
-"""A run trained by N ranks in the environment that torchrun gives, forked from a process that has torch imported: a
-second where torchrun's own start takes four for itself and four for each rank. test_split.py has torchrun itself."""
+"""Train a run in N ranks with the environment of torchrun, forked from a process that has imported torch.
+
+This takes a second, while torchrun takes four seconds for itself and four for each rank. torchrun itself is tested in
+tests/examples.
+"""
 
 import multiprocessing as mp
 import os
@@ -12,18 +15,18 @@ from pathlib import Path
 
 from cpdrun.record import RunDir
 
-_context = mp.get_context("forkserver")  # tests/conftest.py says what its server imports
+_context = mp.get_context("forkserver")  # tests/conftest.py chooses what its server imports
 TIMEOUT_S, GRACE_S = 240, 20
 
 
 @dataclass(frozen=True)
 class Ended:
-    returncode: int  # of the first rank that did not end with 0
+    returncode: int  # of the first rank that failed, or 0
     stderr: str
 
 
 def start(run: RunDir, nproc: int) -> tuple[list[mp.Process], list[Path]]:
-    """The ranks, started, and the log of each."""
+    """Start the ranks and return them with the log of each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -35,7 +38,7 @@ def start(run: RunDir, nproc: int) -> tuple[list[mp.Process], list[Path]]:
 
 
 def train(run: RunDir, nproc: int) -> Ended:
-    """A rank that fails ends the others, some time after it."""
+    """Train the run. When a rank fails, the others are killed some time later."""
     ranks, logs = start(run, nproc)
     until = time.monotonic() + TIMEOUT_S
     try:
@@ -55,17 +58,11 @@ def _rank(folder: Path, rank: int, nproc: int, port: int, log: Path) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    os.environ |= {
-        **{
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(nproc),
-            "LOCAL_WORLD_SIZE": str(nproc),
-        },
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-        **{"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    }
-    mp.set_start_method("fork", force=True)  # of the loaders, as in any process of Linux
+    os.environ |= {f"{prefix}RANK": str(rank) for prefix in ("", "LOCAL_")}
+    os.environ |= {f"{prefix}WORLD_SIZE": str(nproc) for prefix in ("", "LOCAL_")}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    mp.set_start_method("fork", force=True)  # for the loaders, as in any process on Linux
     os.chdir(folder)
     code = 1
     try:

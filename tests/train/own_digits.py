@@ -1,9 +1,36 @@
-"""A dataset of a user's own, outside the package: the digits, cropped and mirrored at random."""
+"""A user's own datasets, outside the package: digits that are augmented, and digits as a stream."""
+
+from torch.utils.data import IterableDataset
 
 from cpdrun.data.images.augment import crop_and_flip
 from cpdrun.data.images.digits import Digits
 
 
 class AugmentedDigits(Digits):
+    """The digits, cropped and mirrored at random."""
+
     def augment(self, x, generator):
         return crop_and_flip(x, padding=1, generator=generator)
+
+
+class OneByOne(IterableDataset):
+    """A stream of `samples` samples. Pass number n begins with sample n."""
+
+    def __init__(self, whole, samples: int = 100):
+        self.whole, self.samples, self.first = whole, samples, 0
+
+    def set_epoch(self, number: int) -> None:
+        self.first = number
+
+    def __iter__(self):
+        return (self.whole[(self.first + i) % self.samples] for i in range(self.samples))
+
+
+class DigitsOneByOne:
+    """Streams that do not report their length."""
+
+    num_classes, in_channels = 10, 1
+
+    def __init__(self, held_out: int = 40):
+        digits = Digits(test_fraction=0.9)
+        self.train, self.test = OneByOne(digits.train), OneByOne(digits.test, held_out)

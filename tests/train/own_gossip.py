@@ -1,4 +1,4 @@
-"""A topology, a compressor and a gossip rule of a user's own, outside the package."""
+"""A user's topology, compressor and gossip rule, outside the package."""
 
 import torch
 
@@ -8,14 +8,14 @@ from cpdrun.comm.gossip.topologies import Topology
 
 
 class Star(Topology):
-    """Worker 0 with everyone."""
+    """Worker 0 exchanges with all others."""
 
     def senders(self, N):
         return [set(range(1, N)), *({0} for _ in range(N - 1))]
 
 
 class Sign(Compressor):
-    """A sign for each value and their mean magnitude: a byte and four bytes."""
+    """A sign byte for each value, and their mean magnitude in four bytes."""
 
     def message_bytes(self, n):
         return 4 + n
@@ -30,7 +30,7 @@ class Sign(Compressor):
 
 
 class Lazy(Gossip):
-    """Mixes every `every` steps only."""
+    """Mix in one of `every` steps."""
 
     def __init__(self, *, every, **common):
         super().__init__(**common)

@@ -1,4 +1,4 @@
-"""A checkpoint is whole and of its own run, or it is not used."""
+"""A checkpoint is complete and belongs to its run, or it is not used."""
 
 import os
 import random
@@ -11,17 +11,18 @@ import torch
 from cpdrun.record import forget, read_json, read_json_lines
 from cpdrun.train.state import checkpoint
 
-FLIPS = 200
+FLIPS = 60
 STATE = {"progress": {"epoch": 3}, "model": {"weight": torch.arange(12.0).reshape(3, 4)}}
+SHORT = ("epochs=3", "data.test_fraction=0.9")
 
 
-def loaded(path, run="one"):
-    found = checkpoint.choose(path, run)
+def loaded(path):
+    found = checkpoint.choose(path, "one")
     return None if found is None else checkpoint.read(found, torch.device("cpu"))
 
 
 def test_no_flipped_bit_loads(tmp_path, capfd):
-    """In weights, in the pickle, in the archive's own tables, in the seal: each bit is in the digest."""
+    """In the weights, the pickle, the tables of the archive, and the seal: the digest covers each bit."""
     path, dice = tmp_path / "ckpt" / "last.pt", random.Random(0)
     checkpoint.save(path, STATE, "one")
     whole = path.read_bytes()
@@ -36,50 +37,34 @@ def test_no_flipped_bit_loads(tmp_path, capfd):
     assert capfd.readouterr().err.count("starting from the beginning") == FLIPS
 
 
-def a_list(path):
-    torch.save([1, 2], path)
+def save_former_layout(path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "LAYOUT", 1)
+        checkpoint.save(path, STATE, "one")
 
 
-def a_key_error(path):
-    path.write_bytes(b"PK\x03\x04" + b"\0" * 100)
+UNUSABLE = {
+    "a list": lambda path: torch.save([1, 2], path),
+    "a damaged archive": lambda path: path.write_bytes(b"PK\x03\x04" + b"\0" * 100),
+    "of another run": lambda path: checkpoint.save(path, STATE, "another"),
+    "a former layout": save_former_layout,
+    "a folder": lambda path: path.mkdir(),
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+}
 
 
-def another_runs(path):
-    checkpoint.save(path, STATE, "another")
-
-
-def a_folder(path):
-    path.mkdir()
-
-
-def a_link_to_nowhere(path):
-    path.symlink_to("nowhere")
-
-
-def one_laid_out_as_before(path):
-    now, checkpoint.LAYOUT = checkpoint.LAYOUT, 1
-    checkpoint.save(path, STATE, "one")
-    checkpoint.LAYOUT = now
-
-
-PUT = [a_list, a_key_error, another_runs, one_laid_out_as_before, a_folder, a_link_to_nowhere]
-
-
-@pytest.mark.parametrize("put", PUT)
-def test_what_is_no_checkpoint_of_the_run_falls_back_and_never_pushes_out_the_one_before(
-    tmp_path, put, capfd
-):
+@pytest.mark.parametrize("put", UNUSABLE.values(), ids=UNUSABLE)
+def test_an_unusable_checkpoint_is_set_aside_and_the_previous_one_is_read(tmp_path, put, capfd):
     path = tmp_path / "ckpt" / "last.pt"
     checkpoint.save(path, {"epoch": 1}, "one")
     checkpoint.save(path, {"epoch": 2}, "one")
-    for number in (1, 2):  # twice, so that what was set aside is in the way
+    for number in (1, 2):  # the second time, the file that was set aside is in the way
         path.unlink(missing_ok=True)
         put(path)
         assert loaded(path) == {"epoch": 1}
         warning = capfd.readouterr().err
-        assert (
-            warning.count("\n") == 1 and "last.pt cannot be read" in warning and "the previous one" in warning
-        )
+        assert warning.count("\n") == 1
+        assert "last.pt cannot be read" in warning and "the previous one" in warning
         assert len(list(path.parent.glob("unreadable*.pt"))) == number
     checkpoint.save(path, {"epoch": 3}, "one")
     assert loaded(path) == {"epoch": 3}
@@ -87,31 +72,15 @@ def test_what_is_no_checkpoint_of_the_run_falls_back_and_never_pushes_out_the_on
     assert loaded(path) == {"epoch": 1}
 
 
-def test_without_any_whole_one_the_run_starts_from_the_beginning(make_run, train_here, capfd):
-    straight, other, stopped = make_run("epochs=2"), make_run("epochs=2", "seed=1"), make_run("epochs=2")
+def test_a_damaged_or_foreign_checkpoint_does_not_change_the_result(make_run, train_here, capfd):
+    straight, other, foreign, damaged = (make_run(*SHORT, f"seed={seed}") for seed in (0, 1, 0, 0))
     train_here(straight)
     train_here(other)
-    stopped.checkpoint.parent.mkdir()
-    shutil.copy(other.checkpoint, stopped.checkpoint)
-    assert train_here(stopped) == 0
-    assert (
-        f"it belongs to another run, '{other.name}'); starting from the beginning" in capfd.readouterr().err
-    )
-    assert read_json(stopped.done)["weights_sha256"] == read_json(straight.done)["weights_sha256"]
-
-
-def test_forgetting_a_run_takes_folders_in_the_place_of_files_too(make_run):
-    run = make_run()
-    for path in (run.checkpoint, run.done):
-        path.mkdir(parents=True)
-        (path / "inside").touch()
-    forget(run)
-    assert not run.checkpoint.exists() and not run.done.exists()
-
-
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(make_run, train_here, capfd):
-    straight, damaged = make_run("epochs=3"), make_run("epochs=3")
-    train_here(straight)
+    foreign.checkpoint.parent.mkdir()
+    shutil.copy(other.checkpoint, foreign.checkpoint)
+    assert train_here(foreign) == 0
+    said = capfd.readouterr().err
+    assert f"it belongs to another run, '{other.name}'); starting from the beginning" in said
     damaged.preempt.touch()
     train_here(damaged)
     train_here(damaged)
@@ -120,12 +89,21 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(make_run, train_here,
     damaged.checkpoint.write_bytes(content[: len(content) // 2])
     assert train_here(damaged) == 0
     assert "cannot be read" in capfd.readouterr().err
-    assert read_json(straight.done)["weights_sha256"] == read_json(damaged.done)["weights_sha256"]
     assert [row["epoch"] for row in read_json_lines(damaged.metrics)] == [1, 2, 3]
+    assert len({read_json(run.done)["weights_sha256"] for run in (straight, foreign, damaged)}) == 1
+
+
+def test_forgetting_a_run_also_removes_folders_in_place_of_files(make_run):
+    run = make_run()
+    for path in (run.checkpoint, run.done):
+        path.mkdir(parents=True)
+        (path / "inside").touch()
+    forget(run)
+    assert not run.checkpoint.exists() and not run.done.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_checkpoint_that_does_not_fit_says_so_and_leaves_the_one_before(tmp_path):
+def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(tmp_path)], check=True)
     try:
         path = tmp_path / "ckpt" / "last.pt"

@@ -1,4 +1,4 @@
-"""The device of a rank."""
+"""The choice of a device."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from cpdrun.train.ranks.torch_settings import select_device
 
 
 @pytest.mark.parametrize("choice", ["auto", "cuda"])
-def test_a_gpu_that_torch_no_longer_supports_names_the_packages(monkeypatch, choice):
+def test_the_error_for_an_unsupported_gpu_names_packages_that_support_it(monkeypatch, choice):
     facts = {
         "is_available": lambda: True,
         "device_count": lambda: 1,

@@ -10,7 +10,7 @@ from rich.console import Console
 from cpdrun.config.errors import ConfigError
 from cpdrun.launch.progress.status import render, run_status
 from cpdrun.models.auxiliary import WithAuxiliary
-from cpdrun.record import Ending, RunDir, read_json
+from cpdrun.record import Ending, read_json
 from cpdrun.sweep import plan
 from cpdrun.tasks.classification import Classification
 from cpdrun.tasks.model_loss import ModelLoss
@@ -18,18 +18,11 @@ from cpdrun.tasks.next_token import NextToken
 from cpdrun.tasks.regression import Regression
 from cpdrun.train.build import BuildError, build
 from cpdrun.train.duration import Duration, EarlyStopping
-from cpdrun.train.rank import EXIT_PREEMPTED
 
 BROKEN = ("format=e2m0", "aps=false", "epochs=5", "give_up_after=0.4")
 
 
-def shown(run: RunDir) -> str:
-    console = Console(file=io.StringIO(), width=150)
-    console.print(render(run.sweep, [run_status(run)], width=150))
-    return console.file.getvalue()
-
-
-def test_a_run_that_never_learns_ends_early_with_the_figures_it_has(make_run, train_here):
+def test_a_run_that_never_learns_ends_early_with_its_last_metrics(make_run, train_here):
     run = make_run(*BROKEN)
     assert train_here(run) == 0
     done, rows = run.result(), list(run.rows())
@@ -37,33 +30,22 @@ def test_a_run_that_never_learns_ends_early_with_the_figures_it_has(make_run, tr
     assert done.metrics == rows[-1].metrics and done.metrics["test_accuracy"] < 0.2
     status = run_status(run)
     assert status.did_not_learn and (status.epoch, status.epochs) == (2, 5)
-    assert "did not learn" in shown(run)
+    console = Console(file=io.StringIO(), width=150)
+    console.print(render(run.sweep, [status], width=150))
+    assert "did not learn" in console.file.getvalue()
 
 
-def test_every_split_and_a_run_that_was_stopped_end_at_the_same_epoch(make_run, train_here, in_ranks):
-    straight, stopped = make_run(*BROKEN), make_run(*BROKEN)
-    train_here(straight)
-    stopped.preempt.touch()
-    assert in_ranks(stopped, 2).returncode == EXIT_PREEMPTED
-    assert train_here(stopped) == EXIT_PREEMPTED and not stopped.done.exists()
-    stopped.preempt.unlink()
-    assert train_here(stopped) == 0
-    one, other = straight.result(), stopped.result()
-    assert one.weights_sha256 == other.weights_sha256 and one.metrics == other.metrics
-    assert (one.status, one.ended_after) == (other.status, other.ended_after) == (Ending.DID_NOT_LEARN, 2)
-
-
-def test_a_run_that_learns_goes_on_to_its_end(make_run, train_here):
-    run = make_run("epochs=3", "model.width=8", "give_up_after=0.5")
+def test_a_run_that_learns_continues_to_its_end(make_run, train_here):
+    run = make_run("epochs=3", "give_up_after=0.5")
     train_here(run)
     done = read_json(run.done)
     assert done["status"] == "finished" and "ended_after" not in done and len(list(run.rows())) == 3
 
 
-def test_without_the_rule_no_run_is_renamed():
+def test_a_run_without_the_rule_keeps_its_name():
     words = ["exp=digits_bits", "format=fp32", "aps=false", "seed=0"]
     (run,), (off,) = plan(words).runs, plan([*words, "give_up_after=null"]).runs
-    assert run.name == off.name == "convnet-fp32-w8-s0-28fa027ad2", "as it was before there was such a rule"
+    assert run.name == off.name == "convnet-fp32-w8-s0-28fa027ad2", "the name from before the rule existed"
     (on,) = plan([*words, "give_up_after=0.4"]).runs
     assert on.name != off.name
 
@@ -85,7 +67,7 @@ def test_the_epoch_is_fixed_beforehand(share, duration, after):
     assert EarlyStopping.from_share(share, duration).after == after
 
 
-def test_it_is_decided_once_by_a_twentieth_of_what_there_is_to_gain():
+def test_a_run_must_gain_a_twentieth_of_the_loss_range_by_that_epoch():
     rule = EarlyStopping(6)
     assert rule.is_due(6, 0.96, (0.0, 1.0)) and not rule.is_due(6, 0.95, (0.0, 1.0))
     assert rule.is_due(6, 1.96, (1.0, 2.0)) and not rule.is_due(6, 1.94, (1.0, 2.0))
@@ -93,7 +75,7 @@ def test_it_is_decided_once_by_a_twentieth_of_what_there_is_to_gain():
     assert not EarlyStopping().is_due(6, 9.0, (0.0, 1.0)) and not rule.is_due(6, math.inf, None)
 
 
-def test_tasks_over_classes_say_what_a_guess_costs_and_others_do_not():
+def test_only_tasks_over_classes_know_the_loss_of_a_guess():
     assert Classification(10).loss_range() == (0.0, math.log(10))
     assert NextToken(256).loss_range() == (0.0, math.log(256))
     assert Classification().loss_range() is Regression().loss_range() is ModelLoss().loss_range() is None
@@ -105,27 +87,22 @@ def test_tasks_over_classes_say_what_a_guess_costs_and_others_do_not():
     assert Own(10).loss_range() is None
 
 
-def test_smoothed_labels_and_auxiliary_heads_count():
-    """Compared with the loss itself, in float32."""
+def test_smoothed_labels_and_auxiliary_heads_change_the_loss_range():
     task, y = Classification(4, label_smoothing=0.3), torch.tensor([1, 3])
     smooth = torch.full((2, 4), 0.3 / 4) + 0.7 * torch.eye(4)[y]
-    for outputs, guess in (
-        (smooth.log(), torch.zeros(2, 4)),
-        ((smooth.log(),) * 2, (torch.zeros(2, 4),) * 2),
-    ):
-        if isinstance(outputs, tuple):
-            outputs, guess = WithAuxiliary(*outputs, 0.4), WithAuxiliary(*guess, 0.4)
+    plain = smooth.log(), torch.zeros(2, 4)
+    for outputs, guess in (plain, [WithAuxiliary(logits, logits, 0.4) for logits in plain]):
         right, by_chance = (float(task.loss(each, (None, y))) for each in (outputs, guess))
         assert task.loss_range() == pytest.approx((right, by_chance), rel=1e-6)
 
 
 @pytest.mark.parametrize("value", ["0", "1", "-0.5", "40", "true", "soon", "nan"])
-def test_what_is_no_share_is_refused(value):
+def test_a_value_that_is_not_a_share_is_an_error(value):
     with pytest.raises(ConfigError, match=r"give_up_after=.*share of the epochs"):
         plan(["exp=digits_bits", "format=e4m3", "aps=true", "seed=0", f"give_up_after={value}"])
 
 
-def test_a_task_that_cannot_tell_is_refused_in_a_line():
+def test_a_task_without_loss_range_is_an_error():
     (run,) = plan(["exp=digits_bits", "format=e4m3", "aps=true", "seed=0", "give_up_after=0.4"]).runs
     config = {**run.config, "task": {"_target_": "cpdrun.tasks.model_loss.ModelLoss"}}
     with pytest.raises(

@@ -45,13 +45,13 @@ def config_of(path, *typed):
         lambda state: {name: value.double() for name, value in state.items()},
     ],
 )
-def test_a_state_dict_is_taken_in_the_forms_in_which_they_are_saved(form, tmp_path):
+def test_usual_forms_of_a_state_dict_are_read(form, tmp_path):
     state = convnet().state_dict()
     model = build(config_of(saved(form(state), tmp_path / "w.pth")), CPU).model
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_safetensors_are_taken(tmp_path):
+def test_safetensors_are_read(tmp_path):
     state, header, data = convnet().state_dict(), {"__metadata__": {"format": "pt"}}, b""
     names = {torch.float32: "F32", torch.int64: "I64"}
     for name, value in state.items():
@@ -65,7 +65,7 @@ def test_safetensors_are_taken(tmp_path):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_torchvisions_resnet50_loads_whole_and_as_the_backbone_of_another(tmp_path):
+def test_torchvisions_resnet50_loads_entirely_and_as_a_backbone(tmp_path):
     with torch.device("meta"):  # names and shapes, without a second of drawing weights
         shapes = resnet50(weights=None).state_dict()
     theirs = {name: torch.full(v.shape, 0.5, dtype=v.dtype) for name, v in shapes.items()}
@@ -74,18 +74,17 @@ def test_torchvisions_resnet50_loads_whole_and_as_the_backbone_of_another(tmp_pa
         ("net", "resnet50_bits", 1000, ()),
         ("net.backbone", "fcn_bits", 19, ("init_into=net.backbone", "init_skip=['fc.*']")),
     ):
-        config = plan([f"exp={exp}", f"init_from={path}", "format=fp32", "aps=false", "seed=0", *typed]).runs[
-            0
-        ]
+        words = [f"exp={exp}", f"init_from={path}", "format=fp32", "aps=false", "seed=0", *typed]
+        config = plan(words).runs[0].config
         with torch.device("meta"):
-            model = build_model(config.config, SimpleNamespace(num_classes=classes))
+            model = build_model(config, SimpleNamespace(num_classes=classes))
         model.to_empty(device="cpu")
-        load_initial_weights(config.config, model)
+        load_initial_weights(config, model)
         taken = model.get_submodule(into).state_dict()
         assert all((value == 0.5).all() for value in taken.values() if value.is_floating_point())
 
 
-def test_what_does_not_fit_is_one_line_with_its_names(tmp_path):
+def test_mismatches_are_one_line_with_the_names(tmp_path):
     state = convnet().state_dict()
     state["head.weight"] = state.pop("classifier.weight")
     state["classifier.bias"] = torch.zeros(7)
@@ -102,26 +101,26 @@ def test_what_does_not_fit_is_one_line_with_its_names(tmp_path):
     with pytest.raises(BuildError, match=r"init_skip: 'hed\.\*' matches no name"):
         build(config_of(path, "init_skip=['hed.*']"), CPU)
     with pytest.raises(
-        BuildError, match=r"init_into=body is not a part of the model\. Its parts: features, features\.0"
+        BuildError, match=r"init_into=body is not a part of the model\. Its parts: features, feat"
     ):
         build(config_of(path, "init_into=body"), CPU)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a file of torch's", "a module", [1, 2], {"epoch": 3}])
-def test_a_file_that_is_no_state_dict_is_one_line(content, tmp_path):
+def test_a_file_without_a_state_dict_is_a_short_error(content, tmp_path):
     path = tmp_path / "w.pth"
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         torch.save(convnet() if content == "a module" else content, path)
     with pytest.raises(
-        BuildError, match=r"init_from: .*w\.pth is not a state dict written by torch\.save or"
+        BuildError, match=r"init_from: .*w\.pth is not a state dict written by torch\.save"
     ) as told:
         build(config_of(path), CPU)
     assert "\n" not in str(told.value) and len(str(told.value)) < 400
 
 
-def test_a_run_is_named_by_the_files_contents(tmp_path):
+def test_the_name_of_a_run_depends_on_the_contents_of_the_file(tmp_path):
     def name(path, *typed):
         return plan([*SMALL, f"init_from={path}", *typed]).runs[0].name
 
@@ -136,11 +135,11 @@ def test_a_run_is_named_by_the_files_contents(tmp_path):
         ConfigError, match=r"init_sha256=0{64} does not match: .* has the digest [0-9a-f]{64}"
     ):
         name(one, f"init_sha256={'0' * 64}")
-    with pytest.raises(ConfigError, match=r"init_into=net belongs to init_from=PATH"):
+    with pytest.raises(ConfigError, match=r"init_into=net has no effect without init_from=PATH"):
         plan([*SMALL, "init_into=net"])
 
 
-def test_a_file_that_changed_since_is_refused(tmp_path):
+def test_a_file_that_has_changed_is_an_error(tmp_path):
     path = saved(convnet(1).state_dict(), tmp_path / "w.pth")
     config = config_of(path)
     saved(convnet(2).state_dict(), path)
@@ -153,38 +152,33 @@ def test_a_file_that_changed_since_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("typed", [(), ("sync=gossip_dpsgd",), ("precision=pure_fp16",)])
-def test_no_epochs_evaluate_a_runs_own_checkpoint_to_the_same_figures(make_run, train_here, typed):
-    """What a trained run reports, an evaluation of its weights reports again, and weights stay as they are."""
-    trained = make_run("epochs=1", "format=fp32", "aps=false", *typed)
-    assert train_here(trained) == 0
-    known = read_json(trained.done)
-    if "sync=gossip_dpsgd" in typed:  # no single set of weights to load: the initial ones are evaluated
-        evaluated = make_run("epochs=0", "format=fp32", "aps=false", *typed)
-    else:
-        start = f"init_from={trained.checkpoint}"
-        evaluated = make_run("epochs=0", "format=fp32", "aps=false", start, *typed)
+def test_epochs_0_evaluates_a_checkpoint_to_the_metrics_of_its_run(make_run, train_here, typed):
+    """Gossip has no single set of weights to load, so its initial weights are evaluated."""
+    typed = ("format=fp32", "aps=false", "data.test_fraction=0.9", *typed)
+    start, known = [], {}
+    if "sync=gossip_dpsgd" not in typed:
+        trained = make_run("epochs=1", *typed)
+        assert train_here(trained) == 0
+        start, known = [f"init_from={trained.checkpoint}"], read_json(trained.done)
+    evaluated = make_run("epochs=0", *start, *typed)
     assert train_here(evaluated) == 0
     done = read_json(evaluated.done)
     assert done["status"] == "finished" and "train_loss" not in done["metrics"]
     assert [row["epoch"] for row in read_json_lines(evaluated.metrics)] == [0]
-    if "sync=gossip_dpsgd" not in typed:
+    if known:
         assert done["weights_sha256"] == known["weights_sha256"]
-        assert all(done["metrics"][key] == known["metrics"][key] for key in done["metrics"])
+        assert done["metrics"].items() <= known["metrics"].items()
 
 
-def test_no_epochs_compare_no_formats():
-    with pytest.raises(ConfigError, match=r"epochs=0 trains nothing, .* type format=fp32 aps=false"):
+def test_epochs_0_with_several_formats_is_an_error():
+    with pytest.raises(ConfigError, match=r"epochs=0 trains nothing, .* Type format=fp32 aps=false"):
         plan(["exp=digits_bits", "epochs=0"])
     formats = [r.config["format"] for r in plan(["exp=mlp_model_parallel_bits", "epochs=0", "seed=0"]).runs]
     assert len(set(formats)) > 3, "activations within the model have the run's format"
 
 
-def test_initial_weights_are_those_of_the_file_for_every_seed(tmp_path):
+def test_initial_weights_do_not_depend_on_the_seed(tmp_path):
     path = saved(convnet(5).state_dict(), tmp_path / "w.pth")
-    digests = {
-        weights_sha256(build(run.config, CPU).model)
-        for run in plan(
-            ["exp=digits_bits", "format=fp32", "aps=false", "seed=0,1", "model.width=4", f"init_from={path}"]
-        ).runs
-    }
+    runs = plan([*SMALL[:-2], "seed=0,1", "model.width=4", f"init_from={path}"]).runs
+    digests = {weights_sha256(build(run.config, CPU).model) for run in runs}
     assert digests == {weights_sha256(convnet(5))}

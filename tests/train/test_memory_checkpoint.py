@@ -1,4 +1,4 @@
-"""What is kept of a run outside its ranks: whole whenever a rank dies, and nowhere once all are gone."""
+"""Checkpoints in memory outlive a rank that is killed, and leave nothing when all processes have ended."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def in_a_rank(act) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def test_the_last_that_was_kept_whole_is_what_a_later_rank_reads():
+def test_a_later_rank_reads_the_last_complete_checkpoint():
     snapshots = MemoryCheckpoint()
     assert snapshots.latest() is None
 
@@ -36,20 +36,20 @@ def test_the_last_that_was_kept_whole_is_what_a_later_rank_reads():
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_a_rank(dies_while_it_keeps) == signal.SIGKILL
-    assert read(snapshots) == 3
+    assert [read(snapshots), read(snapshots)] == [3, 3], "each rank reads from the start"
     assert in_a_rank(lambda: os._exit(read(snapshots))) >> 8 == 3, "read by as many ranks as there are"
     snapshots.checkpoint_written()
     assert snapshots.latest() is None and snapshots.board.slot == NONE
 
 
-def test_it_has_no_name_that_could_be_left():
+def test_the_files_have_no_names_that_could_be_left_behind():
     snapshots = MemoryCheckpoint()
     snapshots.save({"step": 1}, time.monotonic())
     assert all(str(file.readlink()).startswith("/memfd:cpdrun-state") for file in snapshots.files)
     assert all(os.fstat(fd).st_nlink == 0 for fd in snapshots.slots)
 
 
-def test_it_takes_a_share_of_the_time_however_long_it_takes(monkeypatch):
+def test_checkpoints_take_a_fixed_share_of_the_time(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(memory_checkpoint.time, "monotonic", lambda: now[0])
     snapshots = MemoryCheckpoint()
@@ -74,7 +74,7 @@ def test_it_takes_a_share_of_the_time_however_long_it_takes(monkeypatch):
     assert not snapshots.is_due()
 
 
-def test_what_a_death_cost_is_said_when_the_step_is_reached_again(monkeypatch):
+def test_the_cost_of_a_death_is_known_when_its_step_is_reached_again(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(memory_checkpoint.time, "time", lambda: now[0])
     snapshots = MemoryCheckpoint()
@@ -94,9 +94,3 @@ def test_what_a_death_cost_is_said_when_the_step_is_reached_again(monkeypatch):
     assert (lost.rank, lost.signal, lost.restarts) == (0, signal.SIGSEGV, 2)
     assert (lost.step, lost.steps, lost.seconds) == (5, 3, 7.0)
     assert snapshots.record_step(6) is None and snapshots.board.deaths == 0
-
-
-def test_ranks_read_from_the_start_whoever_read_before():
-    snapshots = MemoryCheckpoint()
-    snapshots.save({"step": 7}, time.monotonic())
-    assert [read(snapshots), read(snapshots)] == [7, 7]

@@ -1,4 +1,4 @@
-"""A step's multiply-accumulates are counted on one sample, by the formats that its products read and sum up in."""
+"""The multiply-accumulates of a step, counted with one sample, by the formats of operands and accumulators."""
 
 from functools import partial
 
@@ -23,10 +23,8 @@ def counted_by_torch(model: nn.Module, x: torch.Tensor) -> float:
 
 
 def test_layers_are_counted_as_torch_counts_them():
-    conv = nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 4, 3), nn.Flatten()
-    )
-    model = nn.Sequential(conv, nn.Linear(4 * 6 * 6, 5, bias=False), nn.LayerNorm(5)).train()
+    convs = nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 4, 3), nn.Flatten()
+    model = nn.Sequential(nn.Sequential(*convs), nn.Linear(4 * 6 * 6, 5, bias=False), nn.LayerNorm(5)).train()
     x = torch.ones(2, 3, 9, 9)
     met, uncounted = count_macs(model, partial(model, x))
     assert sum(met.values()) == counted_by_torch(model, x) and not uncounted
@@ -35,20 +33,18 @@ def test_layers_are_counted_as_torch_counts_them():
 
 
 def test_attention_is_two_products_and_their_gradients():
-    model, x = (
-        GPT(num_classes=16, context=8, layers=2, heads=2, width=8, dropout=0.0),
-        torch.zeros(1, 8).long(),
-    )
+    model = GPT(num_classes=16, context=8, layers=2, heads=2, width=8, dropout=0.0)
+    x = torch.zeros(1, 8).long()
     met, _ = count_macs(model, partial(model, x))
     of_attention = sum(n for (_, part, _), n in met.items() if part)
     assert of_attention == 2 * 2 * 3 * (2 * 8 * 8 * 4), (
-        "layers, products, with their gradients, of 2 heads of 4"
+        "layers, products, their gradients, 2 heads of width 4"
     )
     again = 2 * (2 * 8 * 8 * 4)  # what torch's kernel computes a second time
     assert sum(met.values()) == counted_by_torch(model, x) - again
 
 
-def test_what_has_no_formula_is_named():
+def test_operations_without_a_formula_are_named():
     lstm = nn.LSTM(4, 3)
     _, uncounted = count_macs(lstm, partial(lstm, torch.ones(2, 1, 4)))
     assert len(uncounted) == 1 and uncounted[0].startswith("LSTM: ")
@@ -68,7 +64,7 @@ def plain() -> dict:
     return found("exp=digits_bits", "format=fp32", "aps=false")
 
 
-def test_a_step_of_float32(plain):
+def test_a_step_in_float32(plain):
     macs = plain["macs_per_step"]
     assert kinds(plain) == {("fp32", "fp32", "fp32"): macs} and macs > 10**6
     assert plain["bit_operations_per_step"] == macs * 32 * 32
@@ -77,29 +73,23 @@ def test_a_step_of_float32(plain):
 @pytest.mark.parametrize(
     ("words", "operands", "accumulator", "bits"),
     [
-        (
-            ["precision.activations=e4m3", "precision.weights=e4m3", "precision.errors=e4m3"],
-            "e4m3",
-            "fp32",
-            64,
-        ),
+        ([f"precision.{key}=e4m3" for key in ("activations", "weights", "errors")], "e4m3", "fp32", 64),
         (["recipe=mxfp8"], "e4m3fn", "fp32", 64),
         (["recipe=pure_fp16"], "fp16", "fp16", 256),
     ],
 )
-def test_a_step_of_one_format(plain, words, operands, accumulator, bits):
+def test_a_step_in_one_format(plain, words, operands, accumulator, bits):
     products = found("exp=digits_bits", "format=fp32", "aps=false", *words)
     macs = plain["macs_per_step"]
     assert products["macs_per_step"] == macs and kinds(products) == {(operands, operands, accumulator): macs}
     assert products["bit_operations_per_step"] == macs * bits
 
 
-def test_operands_of_their_own_and_rules_of_some_steps(plain):
+def test_formats_that_differ_by_operand_or_step(plain):
     macs = plain["macs_per_step"]
     banner = kinds(found("exp=digits_bits", "format=fp32", "aps=false", "precision=int8"))
-    assert (
-        set(banner) == {("int8", "int8", "fp32"), ("int8", "fp32", "fp32")} and sum(banner.values()) == macs
-    )
+    assert set(banner) == {("int8", "int8", "fp32"), ("int8", "fp32", "fp32")}
+    assert sum(banner.values()) == macs
     delayed = kinds(found("exp=digits_bits", "format=fp32", "aps=false", "recipe=fp8_delayed"))
     assert set(delayed) == {("e4m3fn", "e4m3fn", "fp32"), ("e4m3fn", "e5m2", "fp32")}
     rule = "precision.rules=[{modules: '*', role: [input, weight], format: e4m3, steps: [0, 5]}]"
@@ -110,7 +100,7 @@ def test_operands_of_their_own_and_rules_of_some_steps(plain):
     assert early["e4m3", "fp32", "fp32"] == (macs - forward) * 5 / 20
 
 
-def test_a_model_that_takes_no_single_sample_ends_its_run_well(monkeypatch):
+def test_a_model_that_does_not_accept_one_sample_is_a_problem_and_not_an_error(monkeypatch):
     (run,) = plan(["exp=digits_bits", "format=fp32", "aps=false", "seed=0", "results_dir=/nowhere"]).runs
     parts = build(run.config, CPU)
     monkeypatch.setattr(parts.task, "outputs", lambda *_: torch.ones(1) @ torch.ones(2))

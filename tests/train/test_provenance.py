@@ -1,4 +1,4 @@
-"""env.json and code.diff: enough to tell with what, and from which code, a run was trained."""
+"""env.json and code.diff state with what, and from which code, a run was trained."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """The user's: one commit of model.py and .gitignore, and the current folder inside it."""
+    """A user's repository with one commit. The current folder is inside it."""
     folder = tmp_path / "project"
     (folder / "experiments").mkdir(parents=True)
     (folder / "model.py").write_text("width = 4\n")
@@ -58,7 +58,7 @@ def test_committed_code_is_named_by_its_commit(run, repository):
     assert env["device"] and env["hostname"]
 
 
-def test_code_that_was_not_committed_can_be_had_back(run, repository):
+def test_uncommitted_code_can_be_restored(run, repository):
     (repository / "model.py").write_text("width = 8\n")
     (repository / "notes.py").write_text("# not of the repository\n")
     (repository / "secret.env").write_text("TOKEN=another\n")
@@ -80,7 +80,7 @@ def test_code_that_was_not_committed_can_be_had_back(run, repository):
     assert not run.code_diff.exists()
 
 
-def test_a_huge_diff_is_cut(run, repository, monkeypatch):
+def test_a_huge_diff_is_truncated(run, repository, monkeypatch):
     monkeypatch.setattr(provenance, "DIFF_BYTES", 500)
     (repository / "model.py").write_text("\n".join(f"line = {i}" for i in range(1000)))
     env_of(run)
@@ -97,7 +97,7 @@ def test_outside_a_repository_there_is_no_commit(run, tmp_path, monkeypatch):
     assert not run.code_diff.exists()
 
 
-def test_a_dataset_that_knows_its_digest_is_recorded(run):
+def test_the_digest_of_a_dataset_is_recorded(run):
     text = PydocText(context=64, test_fraction=0.1, text_bytes=None)
     assert env_of(run, text)["data_sha256"] == text.sha256
     assert env_of(run, object())["data_sha256"] is None

@@ -1,4 +1,4 @@
-"""Rules of what is rounded where: short forms are rules, the first that matches wins, and none is idle in silence."""
+"""Precision rules: short forms are rules, the first that matches wins, and a rule that never applies is an error."""
 
 import copy
 import re
@@ -10,10 +10,8 @@ from test_precision import FP32
 from torch import nn
 
 from cpdrun.config.identity import identity_hash
-from cpdrun.record import read_json
 from cpdrun.sweep import plan
-from cpdrun.train.precision.formats import Formats
-from cpdrun.train.preflight.check import check
+from cpdrun.train.precision.run_formats import Formats
 
 ALL = {"modules": "*", "format": "e4m3"}
 
@@ -37,15 +35,15 @@ def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("key", "role"),
-    [
-        ("weights", "parameter"),
-        ("activations", "activation"),
-        ("errors", "error"),
-        ("accumulator", "accumulator"),
-    ],
-)
+SHORT_FORMS = {
+    "weights": "parameter",
+    "activations": "activation",
+    "errors": "error",
+    "accumulator": "accumulator",
+}
+
+
+@pytest.mark.parametrize(("key", "role"), SHORT_FORMS.items())
 def test_a_short_form_is_a_rule_for_all_modules(key, role):
     short = after_a_step(Formats(**FP32 | {key: "e4m3"}))
     assert equal(short, after_a_step(Formats(**FP32, rules=[ALL | {"role": role}])))
@@ -64,19 +62,17 @@ def test_the_first_rule_that_matches_wins():
     assert precision.memory(optimizer, list(model.parameters()))["model_bytes"] == kept
 
 
-def test_a_rule_of_some_steps_leaves_the_others_as_torch_computes_them():
+def test_a_rule_with_steps_changes_no_other_step():
     rules = [ALL | {"role": role, "steps": [2, 4]} for role in ("weight", "activation", "error")]
-    plain, always = (
-        after_a_step(Formats(**FP32)),
-        [{k: v for k, v in rule.items() if k != "steps"} for rule in rules],
-    )
+    plain = after_a_step(Formats(**FP32))
+    always = [{k: v for k, v in rule.items() if k != "steps"} for rule in rules]
     in_force = after_a_step(Formats(**FP32, rules=always))
     for step, expected in ((0, plain), (1, plain), (2, in_force), (3, in_force), (4, plain)):
         assert equal(after_a_step(Formats(**FP32, rules=rules), step), expected), step
     assert not equal(plain, in_force)
 
 
-def test_one_product_of_one_layer():
+def test_a_rule_for_one_product_of_one_layer():
     rule = {"modules": "3", "role": "output_gradient", "product": "weight_gradient", "format": "e3m0"}
     model, plain = Formats(**FP32, rules=[rule]).prepare(net()), net()
     x = torch.randn(16, 8)
@@ -90,13 +86,13 @@ def test_one_product_of_one_layer():
     assert type(model[0]) is nn.Linear
 
 
-def test_errors_alone_leave_a_layer_that_changes_its_input_in_place_be():
-    """Its input was a view, which autograd forbids to change."""
+def test_rounded_errors_allow_layers_that_change_their_input_in_place():
+    """The input was once a view, which autograd does not allow to change."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
     Formats(**FP32 | {"errors": "e5m2"}).prepare(model)(torch.randn(2, 4)).sum().backward()
 
 
-def test_layers_that_give_tuples_are_rounded_in_all_they_give():
+def test_all_outputs_of_layers_that_return_tuples_are_rounded():
     lstm = nn.LSTM(4, 3)
     Formats(**FP32 | {"activations": "e3m2"}).prepare(lstm)
     y, (h, c) = lstm(torch.randn(2, 1, 4))
@@ -112,9 +108,9 @@ def test_layers_that_give_tuples_are_rounded_in_all_they_give():
         (ALL | {"role": "weights"}, "precision.rules[0].role=weights: choose one of input, weight,"),
         (
             ALL | {"role": "weight", "product": "weight_gradient"},
-            "precision.rules[0].product=weight_gradient: weight takes part in forward, input_gradient",
+            "precision.rules[0].product=weight_gradient: allowed for role weight: forward, input_gradient",
         ),
-        (ALL | {"role": "error", "product": "forward"}, "error takes part in none: leave product out"),
+        (ALL | {"role": "error", "product": "forward"}, "allowed for role error: none, so remove product"),
         (ALL | {"role": "weight", "steps": [5, 5]}, "precision.rules[0].steps=[5, 5]: must be [first, end]"),
         (
             ALL | {"role": "parameter", "steps": [0, 5]},
@@ -125,20 +121,17 @@ def test_layers_that_give_tuples_are_rounded_in_all_they_give():
             ALL | {"role": "accumulator", "format": "mxfp4"},
             "precision.rules[0].format=mxfp4: a format with scales",
         ),
-        (ALL | {"role": "weight", "kahan": True}, "precision.rules[0]: kahan needs the role accumulator"),
-        (
-            ALL | {"role": "weight", "aps": True, "format": "mxfp4"},
-            "has scales of its own: it takes aps=false",
-        ),
+        (ALL | {"role": "weight", "kahan": True}, "precision.rules[0]: kahan requires the role accumulator"),
+        (ALL | {"role": "weight", "aps": True, "format": "mxfp4"}, "has its own scales; use aps=false"),
         (ALL | {"role": "weight", "aps": 1}, "precision.rules[0].aps=1: must be true or false"),
         (ALL | {"role": "weight", "modules": []}, "precision.rules[0].modules=[]: must be a pattern"),
         (
             ALL | {"role": "weight", "modules": "head"},
-            "precision.rules[0]: 'head' matches no layer (weight needs",
+            "precision.rules[0]: 'head' matches no layer (role weight requires",
         ),
         (
             ALL | {"role": "weight", "modules": "ReLU"},
-            "exactly Linear, Conv1d, Conv2d, Conv3d); the first ones are 0",
+            "exactly Linear, Conv1d, Conv2d, Conv3d); the first suitable layers are 0",
         ),
         (ALL | {"role": "weight", "steps": [7, 9], "format": "fp32"}, None),
     ],
@@ -151,7 +144,7 @@ def test_a_rule_that_cannot_be_applied_is_named(rule, message):
         Formats(**FP32, rules=[rule]).prepare(net())
 
 
-def test_a_rule_behind_others_that_take_everything_is_named():
+def test_a_rule_after_others_that_match_everything_is_an_error():
     rules = [ALL | {"role": "weight"}, {"modules": "3", "role": "weight", "format": "e5m2"}]
     with pytest.raises(
         ValueError, match=r"precision\.rules\[1\] would never apply: earlier rules match everything"
@@ -159,7 +152,7 @@ def test_a_rule_behind_others_that_take_everything_is_named():
         Formats(**FP32, rules=rules).prepare(net())
 
 
-def test_no_rules_rename_no_run():
+def test_the_key_rules_changes_no_name_if_empty():
     (run,) = plan(["exp=digits_bits", "format=e4m3", "aps=false", "seed=0"]).runs
     older = copy.deepcopy(run.config)
     del older["precision"]["rules"]
@@ -169,42 +162,8 @@ def test_no_rules_rename_no_run():
     assert identity_hash(ruled) != identity_hash(run.config)
 
 
-RULES = (
-    "precision.rules=[{modules:'*',role:input,format:e4m3,steps:[0,3]},{modules:Conv2d,role:weight,format:e3m2},"
-    "{modules:'*',role:output_gradient,product:weight_gradient,format:e5m2,aps:true}]"
-)
-
-
-def test_a_run_by_rules_resumes_bit_for_bit_and_says_what_they_reach(make_run, train_here):
-    straight, stopped = (
-        make_run(RULES, "epochs=1", "world_size=2", "data.test_fraction=0.9") for _ in range(2)
-    )
-    assert train_here(straight) == 0
-    stopped.preempt.touch()
-    train_here(stopped)
-    stopped.preempt.unlink()
-    train_here(stopped)
-    one, other = (read_json(run.done) for run in (straight, stopped))
-    assert one["weights_sha256"] == other["weights_sha256"]
-    products = read_json(straight.env)["products"]
-    assert (
-        products["in float32"] == products["in the accumulator"] == []
-        and len(products["operands rounded"]) > 1
-    )
-
-
-def test_what_rules_leave_in_float32_is_said_before_the_start():
-    words = ["exp=transformer_bits_small", "format=fp32", "aps=false", "seed=0"]
-    rule = "precision.rules=[{modules:'blocks.*',role:weight,format:e4m3}]"
-    (run,) = plan([*words, rule]).runs
-    (note,) = check([run.config])["notes"]
-    assert note.startswith(
-        "precision.rules[0] reaches 8 layers; 3 products stay in float32: blocks.0 (Block)"
-    )
-
-
-def test_a_rule_of_steps_after_the_last_is_named():
-    """And one that comes to bear only then, behind another."""
+def test_a_rule_whose_steps_come_after_the_last_is_an_error():
+    """So is a rule that an earlier one leaves nothing before that."""
     late = {"modules": "0", "role": "weight", "format": "e5m2", "steps": [10, None]}
     for rules, i, why in (
         ([late], 0, "the run has 10 steps"),
@@ -223,16 +182,15 @@ def test_a_rule_of_steps_after_the_last_is_named():
             precision.prepare(net())
 
 
-def test_a_rule_for_frozen_weights_alone_says_that_it_reaches_none():
+def test_a_rule_for_frozen_weights_only_is_an_error():
     model = net()
     model[0].requires_grad_(False)
     rule = {"modules": "0", "role": "parameter", "format": "e4m3"}
-    with pytest.raises(ValueError, match="'0' matches no layer; the first ones are 1, 3"):
+    with pytest.raises(ValueError, match="'0' matches no layer; the first suitable layers are 1, 3"):
         Formats(**FP32, rules=[rule]).prepare(model)
 
 
-def test_kahan_is_of_the_products_whose_rule_says_so():
-    """A backward product without it is as it is where no product has it."""
+def test_kahan_applies_to_the_products_of_its_rule_only():
     sums = {"modules": "Linear", "role": "accumulator", "format": "e4m3"}
     kahan_forward = [{**sums, "product": "forward", "kahan": True}, sums]
 

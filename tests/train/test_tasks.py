@@ -1,5 +1,6 @@
-"""Batches of any form, tasks of any kind: what a run learns, and parameters that it leaves alone."""
+"""Batches of any form and tasks of any kind, frozen parameters, and the record of a task's metrics."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ SMALL = ("world_size=4", "batch_size=4", "epochs=1", "optim.lr=0.05")
 
 
 class Sentences:
-    """A mapping a sample, as datasets of Hugging Face give: sequences that count up from a random start."""
+    """Samples that are mappings, as in Hugging Face datasets: sequences that count up from a random start."""
 
     vocab_size, length = 11, 6
 
@@ -36,7 +37,7 @@ class CausalModel(nn.Module):
 
     def __init__(self, vocab_size: int, length: int):
         super().__init__()
-        assert length == 6, "any fact of the data can be asked for"
+        assert length == 6, "a model can ask for any attribute of the data"
         self.embedding, self.head = nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size)
 
     def forward(self, input_ids, attention_mask=None, labels=None):
@@ -48,7 +49,7 @@ class CausalModel(nn.Module):
 
 
 class Pairs:
-    """Two inputs and a number to learn of them."""
+    """Two inputs and a number to predict."""
 
     def __init__(self):
         a, b = torch.randn(2, 48, 3, generator=torch.Generator().manual_seed(0))
@@ -69,7 +70,7 @@ class TwoArms(nn.Module):
 
 
 class WorstCase(Regression):
-    """A loss and a metric of ones own."""
+    """A loss and a metric written by a user."""
 
     measures = Regression.measures | {"root": ERROR}
     judged_by = "root"
@@ -102,7 +103,7 @@ def trained(tmp_path):
 
 
 @pytest.mark.parametrize("how", [(), ("sync=gossip_dpsgd",)])
-def test_a_model_of_hugging_faces_convention_is_trained_as_it_is(trained, how):
+def test_a_model_in_hugging_faces_convention_is_trained(trained, how):
     exact, batched, own = (
         trained(*TEXT, *how, *typed)[1]
         for typed in (("task=next_token",), ("task=next_token", "emulation=batched"), ("task=model_loss",))
@@ -115,7 +116,7 @@ def test_a_model_of_hugging_faces_convention_is_trained_as_it_is(trained, how):
 
 
 @pytest.mark.parametrize("how", [(), ("emulation=batched",), ("sync=gossip_dpsgd",)])
-def test_frozen_parameters_stay_and_are_not_exchanged_but_are_of_the_model(trained, how):
+def test_frozen_parameters_are_neither_changed_nor_exchanged_but_count_as_memory(trained, how):
     path, done = trained(*NUMBERS, "task=regression", "optim.momentum=0.9", "format=e5m2", *how)
     state = torch.load(path / "ckpt" / "last.pt", weights_only=True)
     if how == ("sync=gossip_dpsgd",):
@@ -133,11 +134,32 @@ def test_frozen_parameters_stay_and_are_not_exchanged_but_are_of_the_model(train
         assert done["wire"]["bytes_per_step_real_worker"] < 2 * 4 * trained_values
 
 
-def test_a_task_of_ones_own_is_recorded_with_its_directions(trained):
+def test_the_metrics_of_a_users_task_are_recorded_with_their_directions(trained):
     _, done = trained(*NUMBERS, "task=custom", f"task._target_={HERE}.WorstCase")
     assert done["judged_by"] == done["best"]["metric"] == "test_root" and done["best"]["epoch"] == 1
     assert done["metrics"]["test_root"] == pytest.approx(done["metrics"]["test_loss"] ** 0.5)
     assert not done["measures"]["test_root"]["higher_is_better"]
+
+
+def test_text_is_judged_by_bits_per_byte(make_run, train_here, tmp_path):
+    pytest.importorskip("tokenizers")
+    data = ("data=pydoc_text", "data.text_bytes=12000", "data.context=32", "data.bpe_vocab=300")
+    model = (
+        "model=llama",
+        "model.layers=2",
+        "model.heads=2",
+        "model.width=32",
+        "optim=muon",
+        "schedule=cosine",
+    )
+    run = make_run(*data, f"data.cache_dir={tmp_path}", *model, "world_size=4", "batch_size=2", "epochs=1")
+    assert train_here(run) == 0
+    done = read_json(run.done)
+    assert done["judged_by"] == "test_bits_per_byte" and done["num_classes"] == 300
+    assert done["measures"]["test_loss"] == {"higher_is_better": False, "shown": "nats", "of_samples": False}
+    nats, bits = (done["metrics"][f"test_{name}"] for name in ("loss", "bits_per_byte"))
+    assert nats < math.log(300)
+    assert 1 < nats / math.log(2) / bits < 3  # bytes per token
 
 
 @pytest.mark.parametrize(
@@ -152,19 +174,16 @@ def test_a_task_of_ones_own_is_recorded_with_its_directions(trained):
             (*TEXT, "task=regression"),
             "the targets of Sentences are int64 of shape (1, 6); the loss is a squared",
         ),
-        (
-            ("model=convnet", "data=digits", "task=model_loss"),
-            "model: ConvNet gives no `loss`",
-        ),
+        (("model=convnet", "data=digits", "task=model_loss"), "model: ConvNet gives no `loss`"),
     ],
 )
-def test_a_task_that_does_not_fit_is_refused_before_the_start(typed, said):
+def test_a_task_that_does_not_fit_is_an_error_before_the_start(typed, said):
     (run,) = plan(["model=custom", "data=custom", *SMALL, *typed]).runs
     (problem,) = check([run.config])["problems"]
     assert said in problem
 
 
-def test_a_task_that_the_data_chooses_is_no_part_of_a_runs_name():
+def test_the_default_task_of_the_data_does_not_change_the_name_of_a_run():
     def name(*typed):
         (run,) = plan([*typed]).runs
         return run.name, run.config["task"]["_target_"].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""APS for weights, activations and errors: against exact arithmetic, and what a run makes of it."""
+"""APS for weights, activations and errors, compared with exact arithmetic, and its effect on a run."""
 
 import math
 from fractions import Fraction
@@ -14,7 +14,7 @@ from test_precision import FP32
 from torch import nn
 
 from cpdrun.record import read_json
-from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.run_formats import Formats
 
 
 def by_hand(x: torch.Tensor, fmt: str) -> list[Fraction]:
@@ -53,17 +53,14 @@ def test_powers_of_two_subnormals_and_huge_values_keep_their_shift_exact(largest
     assert math.copysign(1, found[3]) == -1
 
 
-def test_what_is_not_finite_stays_and_takes_no_part():
+def test_values_that_are_not_finite_stay_and_do_not_affect_the_shift():
     x = torch.tensor([1e-5, math.inf, -2e-5, math.nan, 0.0])
     found, alone = aps_quantize(x, "e4m3"), aps_quantize(torch.tensor([1e-5, -2e-5]), "e4m3")
-    assert (
-        found[1] == math.inf and found[3].isnan() and torch.equal(found[[0, 2]], alone) and (alone != 0).all()
-    )
+    assert found[1] == math.inf and found[3].isnan()
+    assert torch.equal(found[[0, 2]], alone) and (alone != 0).all()
     assert torch.equal(quantize_on_device(x, "e4m3").nan_to_num(7.0), found.nan_to_num(7.0))
-    zeros = torch.zeros(3)
-    assert torch.equal(aps_quantize(zeros, "e4m3"), zeros) and aps_quantize(torch.ones(0), "e4m3").shape == (
-        0,
-    )
+    for x in (torch.zeros(3), torch.ones(0)):
+        assert torch.equal(aps_quantize(x, "e4m3"), x)
 
 
 def test_forward_and_backward_have_shifts_of_their_own_under_vmap_too():
@@ -106,22 +103,19 @@ def test_layers_and_weights_of_a_model_are_shifted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"activations": "mxfp8_e4m3"},
-            r"precision\.activations=mxfp8_e4m3 has scales of its own.*aps=false",
-        ),
+        ({"activations": "mxfp8_e4m3"}, r"activations=mxfp8_e4m3 has its own scales.*aps=false"),
         (
             {"weights": "e4m3", "master_weights": False},
             r"precision\.aps=true .*precision\.master_weights=true",
         ),
     ],
 )
-def test_what_has_shifts_or_scales_already_is_named(changes, message):
+def test_formats_with_scales_of_their_own_are_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         Formats(**FP32 | {"aps": True} | changes)
 
 
-def test_small_activations_survive_four_bits_by_their_shift_alone(make_run, train_here):
+def test_training_with_4_bit_activations_needs_their_shift(make_run, train_here):
     four_bits = ("format=fp32", "aps=false", "epochs=2", "world_size=2", "batch_size=32")
     four_bits += ("precision.activations=e3m0", "precision.errors=e3m0")
     shifted, plain = (make_run(*four_bits, f"precision.aps={aps}") for aps in ("true", "false"))

@@ -1,4 +1,4 @@
-"""float32 is IEEE float32 in ranks and in attached scripts, and a GPU is asked for deterministic algorithms."""
+"""float32 is IEEE float32 in ranks and in attached scripts, and GPUs use deterministic algorithms."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def in_tf32():
 
 @pytest.mark.parametrize("typed", [(), ("tf32=true",)], ids=["default", "tf32=true without a GPU"])
 def test_a_rank_computes_in_ieee_float32(make_run, train_here, in_tf32, typed):
-    run = make_run("epochs=1", *typed)
+    run = make_run("epochs=1", "max_steps=1", *typed)
     assert train_here(run) == 0
     assert read_json(run.env)["float32"] == "ieee"
     exec(SETTINGS, found := {})
@@ -90,7 +90,7 @@ def test_on_a_gpu_tf32_can_be_allowed_and_nondeterministic_operations_are_named(
     assert done.stderr.count("put_ does not have a deterministic implementation") == 1
 
 
-def test_the_key_renames_no_run(make_run):
+def test_tf32_changes_the_name_of_a_run_only_if_true(make_run):
     config = yaml.safe_load(make_run().config.read_text())
     without = {key: value for key, value in config.items() if key != "tf32"}
     assert config["tf32"] is False and identity_hash(config) == identity_hash(without)

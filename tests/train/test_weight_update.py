@@ -1,13 +1,12 @@
-"""Laws of updates without a float32 copy, and of a whole run in one format."""
+"""Weight updates without a float32 copy, and everything that is stored between steps in one format."""
 
 import custom_fp
 import pytest
 import torch
 from torch import nn
 
-from cpdrun.record import read_json
-from cpdrun.train.precision.formats import Formats
 from cpdrun.train.precision.optimizer_steps import WeightUpdate
+from cpdrun.train.precision.run_formats import Formats
 
 PURE = {
     **dict.fromkeys(("weights", "activations", "errors", "accumulator", "optimizer_state", "update"), "fp16"),
@@ -20,15 +19,6 @@ PURE = {
     "fp32_norms": False,
     "aps": False,
 }
-TYPED = (
-    "precision=pure_fp16",
-    "precision.update_rounding=stochastic",
-    "precision.kahan_weights=true",
-    "format=fp16",
-    "aps=false",
-    "precision.accumulator=fp32",  # emulated ones take most of the time, and no part in what is tested
-    "world_size=4",
-)
 
 
 def is_fp16(x):
@@ -63,11 +53,8 @@ def test_stochastic_draws_depend_on_seed_update_and_parameter():
 def test_kahan_weights_recover_updates_below_half_a_unit():
     """A thousand updates of 2^-15 each, a 32nd of the unit at 1: in the end within a unit of the exact sum."""
     torch.manual_seed(0)
-    rule, w, exact = (
-        WeightUpdate(["fp16"], "nearest_even", True, seed=0),
-        torch.ones(100),
-        torch.ones(100).double(),
-    )
+    rule = WeightUpdate(["fp16"], "nearest_even", True, seed=0)
+    w, exact = torch.ones(100), torch.ones(100).double()
     for _ in range(1000):
         change = 2.0**-15 * (1 + torch.randint(0, 2, (100,))).double()
         rule.apply_([w], [change])
@@ -84,7 +71,7 @@ def small_model():
 
 
 @pytest.mark.parametrize("rule", [{}, {"kahan_weights": True}, {"update_rounding": "stochastic"}])
-def test_nothing_that_is_kept_between_steps_is_wider_than_the_format(rule):
+def test_all_state_between_steps_is_in_the_format(rule):
     model, precision = small_model(), Formats(**PURE | rule)
     model = precision.prepare(model)
     parameters = list(model.parameters())
@@ -107,7 +94,7 @@ def test_nothing_that_is_kept_between_steps_is_wider_than_the_format(rule):
     assert precision.memory(optimizer, parameters) == expected
 
 
-def test_normalisation_layers_stay_in_fp32_where_asked():
+def test_fp32_norms_keeps_normalization_layers_in_fp32():
     model, precision = small_model(), Formats(**PURE | {"fp32_norms": True, "accumulator": "fp32"})
     model = precision.prepare(model)
     parameters = list(model.parameters())
@@ -124,33 +111,17 @@ def test_normalisation_layers_stay_in_fp32_where_asked():
     assert memory["model_bytes"] == 2 * (6 * 8 + 8 + 8 * 3 + 3) + 4 * (16 + 16)
 
 
-def test_combinations_that_mean_nothing_are_named():
-    with pytest.raises(
-        ValueError, match=r"without a float32 copy; set precision\.weights and precision\.master"
-    ):
-        Formats(**PURE | {"kahan_weights": True, "master_weights": True})
-    with pytest.raises(
-        ValueError, match=r"precision\.update_order=last: choose one of unscale_first, rate_first"
-    ):
-        Formats(**PURE | {"update_order": "last"})
-    adam = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
-    with pytest.raises(
-        ValueError, match=r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"
-    ):
-        Formats(**PURE).check(adam)
-
-
-def test_a_run_in_one_format_resumes_and_splits_bit_for_bit(make_run, train_here, in_ranks):
-    straight, stopped, split = (make_run(*TYPED, "epochs=1") for _ in range(3))
-    assert train_here(straight) == 0
-    stopped.preempt.touch()
-    train_here(stopped)
-    stopped.preempt.unlink()
-    train_here(stopped)
-    result = in_ranks(split, 4)
-    assert result.returncode == 0, result.stderr
-    done = [read_json(run.done) for run in (straight, stopped, split)]
-    assert len({d["weights_sha256"] for d in done}) == 1
-    assert done[0]["memory"]["model_bytes"] * 2 == done[0]["memory"]["optimizer_bytes"] + 2 * 2 * 2 * (
-        4 + 8 + 16
-    )
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"kahan_weights": True, "master_weights": True},
+            r"without a float32 copy; set precision\.weights and",
+        ),
+        ({"update_order": "last"}, r"precision\.update_order=last: choose one of unscale_first, rate_first"),
+        ({}, r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"),
+    ],
+)
+def test_meaningless_combinations_are_errors(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Formats(**PURE | changes).check(torch.optim.AdamW([nn.Parameter(torch.zeros(2))]))

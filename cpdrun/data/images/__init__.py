@@ -1,1 +1,1 @@
-"""Pictures."""
+"""Datasets of images."""

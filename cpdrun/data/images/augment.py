@@ -1,4 +1,7 @@
-"""Random changes of a batch of images, drawn from one generator and computed for the whole batch at once."""
+"""Random augmentation of images.
+
+The random numbers of a batch come from one generator, and whole batches are computed at once.
+"""
 
 import math
 
@@ -10,10 +13,17 @@ from torch import Tensor
 def crop_and_flip(
     x_BxCxHxW: Tensor, padding: int, generator: torch.Generator, *, reflect: bool = False
 ) -> Tensor:
-    """Pad by `padding` zeros, crop back at a random place, mirror half of the images (arXiv 1512.03385, 4.2).
+    """Pad the images, crop them at random places to their size, and mirror half of them (arXiv 1512.03385, 4.2).
 
-    reflect: pad with the image mirrored at its edge, which itself is not repeated. Any float dtype and device; the
-    generator lives on the CPU, so that every device draws the same numbers.
+    Args:
+        x_BxCxHxW: The images, of any float dtype, on any device.
+        padding: The number of pixels to pad on each side.
+        generator: The random generator. It is on the CPU, so the random numbers are the same for every device.
+        reflect: Whether to pad with the mirrored image, without a repetition of its edge. By default, the padding is
+            zero.
+
+    Returns:
+        A new tensor of the same shape.
     """
     B, _, H, W = x_BxCxHxW.shape
     device = x_BxCxHxW.device
@@ -31,10 +41,16 @@ def crop_and_flip(
 
 
 def cutout(x_BxCxHxW: Tensor, size: int, generator: torch.Generator, *, whole: bool = False) -> Tensor:
-    """A square of `size` pixels of each image set to 0, its centre anywhere, cut off at the edges (arXiv 1708.04552).
+    """Set a square of each image to 0, centered at a random pixel and clipped at the edges (arXiv 1708.04552).
 
-    whole: the square lies in the image with all of its pixels (size is then at most H and W). Any float dtype and
-    device; the generator lives on the CPU. A new tensor.
+    Args:
+        x_BxCxHxW: The images, of any float dtype, on any device.
+        size: The height and width of the square.
+        generator: The random generator, on the CPU.
+        whole: Whether the whole square must be inside the image. The size is then at most H and W.
+
+    Returns:
+        A new tensor of the same shape.
     """
     B, _, H, W = x_BxCxHxW.shape
     if whole:
@@ -52,9 +68,11 @@ def cutout(x_BxCxHxW: Tensor, size: int, generator: torch.Generator, *, whole: b
 def random_resized_crop(
     height: int, width: int, smallest_area: float, generator: torch.Generator
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a part of an image: its share of the area uniform in smallest_area..1, the
-    logarithm of width/height uniform in that of 3/4..4/3 (arXiv 1409.4842, section 6). After ten parts that do not
-    fit, the largest central square."""
+    """Return a random part of an image as (top, left, height, width) (arXiv 1409.4842, section 6).
+
+    The fraction of the area is uniform in [smallest_area, 1], and the logarithm of width / height is uniform in
+    [ln 3/4, ln 4/3]. If ten random parts do not fit into the image, the result is the largest central square.
+    """
     for _ in range(10):
         share, ratio = torch.rand(2, generator=generator).tolist()
         area = height * width * (smallest_area + (1 - smallest_area) * share)
@@ -67,5 +85,5 @@ def random_resized_crop(
 
 
 def randint(n: int, generator: torch.Generator) -> int:
-    """One of 0..n-1."""
+    """Return a random integer from 0 to n - 1."""
     return int(torch.randint(0, n, (), generator=generator))

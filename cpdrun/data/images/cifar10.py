@@ -1,7 +1,7 @@
-"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images of ten classes, in its own Python layout.
+"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 color images of 32x32 pixels in ten classes, in its Python layout.
 
-The folder cifar-10-batches-py holds data_batch_1 .. data_batch_5 and test_batch, each a pickled dict of
-b"data" (n, 3072) uint8, channels first, and b"labels". Kept in memory as bytes; augmentation runs on the device.
+The folder cifar-10-batches-py contains data_batch_1 to data_batch_5 and test_batch. Each is a pickled dict of b"data"
+(n, 3072) uint8, channels first, and b"labels". The images are kept in memory as bytes and augmented on the device.
 """
 
 from pathlib import Path
@@ -23,7 +23,20 @@ LAYOUT = Layout(
 
 
 class CIFAR10:
-    """train and test of (float32 (3, 32, 32), int64 ()); raises DataError where the batches are absent or damaged."""
+    """CIFAR-10, with samples of an image (3, 32, 32) float32 and a class () int64.
+
+    Args:
+        data_dir: The folder cifar-10-batches-py or the folder that contains it.
+        augment: Whether training images are padded, cropped at random places and mirrored at random.
+        cutout: The size of the square that is set to 0 in training images, or 0 for none.
+        dawnbench_augment: Whether to pad with the mirrored image and to keep the whole square inside the image, as
+            David Page's DAWNBench entry does.
+        train_samples: The number of training images that are used, from the start. With None, all are used.
+        test_samples: The number of test images that are used, from the start. With None, all are used.
+
+    Raises:
+        DataError: The files are missing or damaged.
+    """
 
     num_classes = 10
     in_channels = 3

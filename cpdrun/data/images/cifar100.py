@@ -1,7 +1,8 @@
-"""CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images of a hundred classes, in its own Python layout.
+"""CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 color images of 32x32 pixels in a hundred classes, in its Python layout.
 
-The folder cifar-100-python holds `train` and `test`, each a pickled dict of b"data" (n, 3072) uint8, channels first,
-b"fine_labels" (the hundred classes, used here) and b"coarse_labels" (twenty). Kept in memory as bytes.
+The folder cifar-100-python contains `train` and `test`. Each is a pickled dict of b"data" (n, 3072) uint8, channels
+first, b"fine_labels" (the hundred classes, which are used) and b"coarse_labels" (twenty classes). The images are kept
+in memory as bytes.
 """
 
 from pathlib import Path
@@ -23,7 +24,17 @@ LAYOUT = Layout(
 
 
 class CIFAR100:
-    """train and test of (float32 (3, 32, 32), int64 ()); raises DataError where the files are absent or damaged."""
+    """CIFAR-100, with samples of an image (3, 32, 32) float32 and a class () int64.
+
+    Args:
+        data_dir: The folder cifar-100-python or the folder that contains it.
+        augment: Whether training images are padded, cropped at random places and mirrored at random.
+        train_samples: The number of training images that are used, from the start. With None, all are used.
+        test_samples: The number of test images that are used, from the start. With None, all are used.
+
+    Raises:
+        DataError: The files are missing or damaged.
+    """
 
     num_classes = 100
     in_channels = 3

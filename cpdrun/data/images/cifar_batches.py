@@ -1,6 +1,6 @@
-"""The files of CIFAR-10 and CIFAR-100: pickled dicts of b"data" (n, 3072) uint8, channels first, and labels.
+"""A reader for the files of CIFAR-10 and CIFAR-100: pickled dicts of b"data" (n, 3072) uint8 and labels.
 
-A pickle can run any code when it is loaded, so these are read with an allow-list of what numpy's arrays need.
+A pickle file can run any code when it is loaded. So the reader allows only the names that numpy arrays need.
 """
 
 import io
@@ -17,7 +17,7 @@ from cpdrun.data.base import DataError, ImageTensors
 
 
 class _Arrays(pickle.Unpickler):
-    """Loads plain values and numpy arrays, and refuses to look up any other name."""
+    """An unpickler that loads plain values and numpy arrays and refuses any other name."""
 
     ALLOWED = frozenset(
         {
@@ -29,13 +29,21 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no batch needs")
+            raise pickle.UnpicklingError(f"it contains {module}.{name}, which no batch needs")
         return super().find_class(module, name)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the two: its name and archive, under which key its labels stand, mean and deviation of its pixels."""
+    """The layout and the statistics of one of the two datasets.
+
+    Attributes:
+        name: The name of the dataset.
+        archive: The name of the archive that contains the files.
+        labels: The key of the labels in a file.
+        mean: The mean of pixel / 255 for each channel.
+        std: The standard deviation of pixel / 255 for each channel.
+    """
 
     name: str
     archive: str
@@ -44,7 +52,11 @@ class Layout:
     std: Sequence[float]
 
     def images(self, folder: Path, files: Sequence[str], samples: int | None) -> ImageTensors:
-        """The first `samples` images of these files, in order. Raises DataError where one is absent or damaged."""
+        """Return the first `samples` images of the files, in order.
+
+        Raises:
+            DataError: A file is missing or damaged.
+        """
         parts = [self._read(folder / file) for file in files]
         x_Nx3072, y_N = (
             torch.from_numpy(np.concatenate(arrays))[:samples] for arrays in zip(*parts, strict=True)
@@ -55,7 +67,7 @@ class Layout:
         if not path.exists():
             raise DataError(
                 f"{self.name} is not in {path.parent} (no {path.name}): unpack {self.archive} of "
-                "www.cs.toronto.edu/~kriz/cifar.html, and name the folder it lies in with data.data_dir=PATH"
+                "www.cs.toronto.edu/~kriz/cifar.html, and give the folder that contains it with data.data_dir=PATH"
             )
         try:
             batch = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()

@@ -1,7 +1,7 @@
-"""scikit-learn's digits: 1,797 real 8x8 grey images of ten classes (Alpaydin and Kaynak 1998, UCI).
+"""The digits of scikit-learn: 1,797 real gray images of 8x8 pixels in ten classes (Alpaydin and Kaynak 1998, UCI).
 
-The file lies in scikit-learn's wheel. It is read without importing scikit-learn, whose import alone takes
-longer than an epoch.
+The file is part of the wheel of scikit-learn. It is read without an import of scikit-learn, which would take longer
+than an epoch of training.
 """
 
 import importlib.util
@@ -14,11 +14,18 @@ from torch import Tensor
 
 from cpdrun.data.base import DataError, ImageTensors
 
-SPLIT_SEED = 0  # part of what the dataset is: every run of every seed is tested on the same images
+SPLIT_SEED = 0  # part of the definition of the dataset: runs of all seeds are tested on the same images
 
 
 class Digits:
-    """train and test of (float32 (1, 8, 8), int64 ()); raises DataError where scikit-learn lacks the file."""
+    """The digits, with samples of an image (1, 8, 8) float32 and a class () int64.
+
+    Args:
+        test_fraction: The fraction of the images that is the test set.
+
+    Raises:
+        DataError: The fraction is out of range, or scikit-learn is not installed or does not contain the file.
+    """
 
     num_classes = 10
     in_channels = 1
@@ -37,10 +44,12 @@ class Digits:
 def _digits_file() -> Path:
     sklearn = importlib.util.find_spec("sklearn")
     if sklearn is None or sklearn.origin is None:
-        raise DataError("the digits ship with scikit-learn, which is not installed: pip install scikit-learn")
+        raise DataError(
+            "the digits are part of scikit-learn, which is not installed: pip install scikit-learn"
+        )
     path = Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.exists():
-        raise DataError(f"scikit-learn no longer ships its digits as {path}")
+        raise DataError(f"the installed scikit-learn does not contain the digits ({path})")
     return path
 
 

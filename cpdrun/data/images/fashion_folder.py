@@ -1,6 +1,6 @@
 """Fashion-MNIST as JPEG files in the layout of ImageNet, for an ImageNet training that takes minutes.
 
-Written once, from the idx files, and read by the loader of ImageNet itself.
+The files are written once, from the idx files of Fashion-MNIST, and read by the loader of ImageNet.
 """
 
 from pathlib import Path
@@ -15,7 +15,16 @@ CLASSES = ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt",
 
 
 class FashionFolder(ImageFolders):
-    """As ImageFolders; the first train_images and test_images pictures are written on first use."""
+    """Fashion-MNIST as an `ImageFolders` dataset. The files are written when the dataset is first used.
+
+    Args:
+        data_dir: The folder that contains the idx files, as in `FashionMNIST`.
+        cache_dir: The folder that contains the cache.
+        train_images: The number of training images, from the start of the training set.
+        test_images: The number of test images, from the start of the test set.
+        size: The height and width of the samples.
+        smallest_area: The smallest fraction of an image that a random crop covers.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
-"""Fashion-MNIST (Xiao et al., arXiv 1708.07747): 60,000 + 10,000 grey 28x28 images of ten kinds of clothing.
+"""Fashion-MNIST (Xiao et al., arXiv 1708.07747): 60,000 + 10,000 gray 28x28 images of ten kinds of clothing.
 
-The idx files are read here, gzipped or not, and kept in memory as bytes: two zero bytes, the type (8: unsigned bytes),
-the number of dimensions, each dimension as a big-endian int32, the values (http://yann.lecun.com/exdb/mnist).
-torchvision has a reader, whose import takes longer than all of the data.
+The idx files may be compressed with gzip. They contain two zero bytes, the type (8 for unsigned bytes), the number of
+dimensions, each dimension as a big-endian int32, and the values (http://yann.lecun.com/exdb/mnist). They are read here,
+because an import of torchvision, which has a reader, takes longer than reading all of the data. The images are kept in
+memory as bytes.
 """
 
 import gzip
@@ -22,7 +23,18 @@ UNSIGNED_BYTES = 8
 
 
 class FashionMNIST:
-    """train and test of (float32 (1, 28, 28), int64 ()); raises DataError where the idx files are absent."""
+    """Fashion-MNIST, with samples of an image (1, 28, 28) float32 and a class () int64.
+
+    Args:
+        data_dir: The folder that contains the idx files. With None, it is the folder of Debian's package
+            dataset-fashion-mnist.
+        augment: Whether training images are padded, cropped at random places and mirrored at random.
+        train_samples: The number of training images that are used, from the start. With None, all are used.
+        test_samples: The number of test images that are used, from the start. With None, all are used.
+
+    Raises:
+        DataError: The idx files are missing or damaged.
+    """
 
     num_classes = 10
     in_channels = 1
@@ -51,7 +63,8 @@ def _read(folder: Path, name: str, dimensions: int) -> Tensor:
     if not plain.exists() and not gzipped.exists():
         raise DataError(
             f"Fashion-MNIST is not in {folder} (no {name} or {name}.gz): "
-            "apt-get install dataset-fashion-mnist, or name its folder with data.data_dir=PATH"
+            "apt-get install dataset-fashion-mnist, or give the folder that contains the files with "
+            "data.data_dir=PATH"
         )
     path = plain if plain.exists() else gzipped
     try:
@@ -62,11 +75,16 @@ def _read(folder: Path, name: str, dimensions: int) -> Tensor:
 
 
 def _idx(content: bytes, dimensions: int) -> Tensor:
-    """The uint8 values of an idx file. Raises ValueError or struct.error where it is none of so many dimensions."""
+    """Return the values of an idx file as a uint8 tensor of its shape.
+
+    Raises:
+        ValueError: The file has another type, another number of dimensions or another number of values.
+        struct.error: The file ends before its values.
+    """
     if content[:4] != bytes([0, 0, UNSIGNED_BYTES, dimensions]):
-        raise ValueError(f"it begins with {content[:4]!r}")
+        raise ValueError(f"it starts with {content[:4]!r}")
     shape = struct.unpack_from(f">{dimensions}i", content, 4)
     values = memoryview(content)[4 + 4 * dimensions :]
     if len(values) != math.prod(shape):
-        raise ValueError(f"{len(values)} values, where its head says {' x '.join(map(str, shape))}")
+        raise ValueError(f"it has {len(values)} values, but its header says {' x '.join(map(str, shape))}")
     return torch.frombuffer(bytearray(values), dtype=torch.uint8).view(shape)

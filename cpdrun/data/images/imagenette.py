@@ -1,7 +1,8 @@
-"""Imagenette (fastai, github.com/fastai/imagenette): ten easy classes of ImageNet, 9,469 + 3,925 images.
+"""Imagenette (fastai, github.com/fastai/imagenette): ten easy classes of ImageNet with 9,469 + 3,925 images.
 
-Laid out as imagenette2/train/<class>/*.JPEG and imagenette2/val/<class>/*.JPEG, the classes by their WordNet numbers;
-its first version (`imagenette`, 12,894 + 500) and the smaller ones (-320, -160) are laid out alike.
+The layout is imagenette2/train/<class>/*.JPEG and imagenette2/val/<class>/*.JPEG, where the classes have their WordNet
+numbers as names. The first version (`imagenette`, with 12,894 + 500 images) and the smaller versions (-320, -160) have
+the same layout.
 """
 
 from pathlib import Path
@@ -24,7 +25,16 @@ CLASSES = {
 
 
 class Imagenette(ImageFolders):
-    """As ImageFolders. Raises DataError where train and val do not hold the ten classes."""
+    """Imagenette, with samples as in `ImageFolders`.
+
+    Args:
+        data_dir: The folder that contains train and val.
+        size: The height and width of the samples.
+        smallest_area: The smallest fraction of an image that a random crop covers.
+
+    Raises:
+        DataError: The folders train and val do not contain exactly the ten classes.
+    """
 
     def __init__(self, data_dir: str, size: int, smallest_area: float):
         for split in ("train", "val"):
@@ -34,10 +44,10 @@ class Imagenette(ImageFolders):
                 what = (
                     f"no {odd[0]} ({CLASSES[odd[0]]})"
                     if odd[0] in CLASSES
-                    else f"{odd[0]} is none of its classes"
+                    else f"{odd[0]} is not one of its classes"
                 )
                 raise DataError(
                     f"Imagenette is not in {folder}: {what}; unpack imagenette2.tgz of github.com/fastai/imagenette, "
-                    "and name the folder imagenette2 with data.data_dir=PATH"
+                    "and give the folder imagenette2 with data.data_dir=PATH"
                 )
         super().__init__(data_dir, size, smallest_area)

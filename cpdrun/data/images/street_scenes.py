@@ -1,7 +1,7 @@
-"""Drawn street scenes in the layout of Cityscapes, for a segmentation that trains in minutes with nothing to fetch.
+"""Drawn street scenes in the layout of Cityscapes, for a segmentation that trains in minutes without a download.
 
-Sky, road, houses, trees, cars and people as blocks of their colours with noise: six of Cityscapes' 19 classes. They
-are written once, as PNG files, and read by the loader of Cityscapes itself.
+Sky, road, houses, trees, cars and people are blocks of one color each, with noise. They are six of the 19 classes of
+Cityscapes. The images are written once, as PNG files, and read by the loader of Cityscapes.
 """
 
 from pathlib import Path
@@ -12,9 +12,9 @@ from PIL import Image
 from cpdrun.data.cache import written_once
 from cpdrun.data.images.cityscapes import Cityscapes
 
-# Cityscapes' label ids, and the colours they are drawn in
+# The label ids of Cityscapes, and the color of each class.
 SKY, ROAD, HOUSE, TREE, CAR, PERSON = 23, 7, 11, 21, 26, 24
-COLOUR = {
+COLOR = {
     SKY: (130, 170, 210),
     ROAD: (110, 100, 110),
     HOUSE: (120, 110, 100),
@@ -22,11 +22,19 @@ COLOUR = {
     CAR: (90, 90, 130),
     PERSON: (150, 100, 90),
 }
-NOISE = 35.0  # standard deviation, of 255: colours alone do not tell the classes apart
+NOISE = 35.0  # the standard deviation, for pixels from 0 to 255; with it, one pixel's color does not give its class
 
 
 class StreetScenes(Cityscapes):
-    """As Cityscapes; the pictures are drawn on first use."""
+    """Street scenes, with samples as in `Cityscapes`. The images are drawn when the dataset is first used.
+
+    Args:
+        cache_dir: The folder that contains the cache.
+        train_images: The number of training images.
+        test_images: The number of test images.
+        height: The height of the images in pixels. Their width is twice the height.
+        crop: The height and width of training samples.
+    """
 
     def __init__(self, cache_dir: str, train_images: int, test_images: int, height: int, crop: int):
         def write(folder: Path) -> None:
@@ -37,7 +45,7 @@ class StreetScenes(Cityscapes):
 
 
 def write_street_scenes(folder: Path, train_images: int, test_images: int, height: int) -> None:
-    """Write images of height x 2 height pixels, and their label ids, as Cityscapes lays them out."""
+    """Write images of height x 2 height pixels and their label ids in the layout of Cityscapes."""
     for split, count in (("train", train_images), ("val", test_images)):
         places = [folder / kind / split / "drawn" for kind in ("leftImg8bit", "gtFine")]
         for place in places:
@@ -51,7 +59,11 @@ def write_street_scenes(folder: Path, train_images: int, test_images: int, heigh
 
 
 def _scene(H: int, W: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(H, W, 3) and (H, W), uint8."""
+    """Draw one scene.
+
+    Returns:
+        The image (H, W, 3) uint8 and its label ids (H, W) uint8.
+    """
     labels = np.full((H, W), SKY, dtype=np.uint8)
     horizon = round(H * rng.uniform(0.45, 0.6))
     left = 0
@@ -70,8 +82,8 @@ def _scene(H: int, W: int, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
         bottom, left = round(rng.uniform(horizon + 0.05 * H, H)), round(rng.uniform(0, W))
         labels[max(0, bottom - round(tall * H)) : bottom, left : left + max(2, round(wide * W))] = kind
     palette = np.zeros((256, 3))
-    for label, colour in COLOUR.items():
-        palette[label] = colour
+    for label, color in COLOR.items():
+        palette[label] = color
     light = rng.uniform(0.7, 1.2)
     image = palette[labels] * light + rng.normal(0, NOISE, (H, W, 3))
     return image.clip(0, 255).astype(np.uint8), labels

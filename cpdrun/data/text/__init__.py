@@ -1,5 +1,10 @@
-"""Texts as tokens: what is read (pydoc, package), how it is cut into samples (text), and tokens longer than a byte
-(bpe)."""
+"""Texts as tokens.
+
+pydoc    The documentation of Python.
+package  The texts of a Debian package, or of any folder.
+text     The base class, which divides a text into samples.
+bpe      Tokens that are longer than a byte.
+"""
 
 from cpdrun.data.text.package import PackageText
 from cpdrun.data.text.pydoc import PydocText

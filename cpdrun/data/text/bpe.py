@@ -1,9 +1,12 @@
-"""Byte-pair encoding (Sennrich et al., arXiv 1508.07909) over bytes, as GPT-2 has it, by the library `tokenizers`.
+"""Byte-pair encoding (Sennrich et al., arXiv 1508.07909) over bytes, as in GPT-2, with the library `tokenizers`.
 
-The vocabulary is made of the training text alone: the 256 bytes, then the most frequent pair merged, again and again.
-Of pairs equally frequent the library takes the one of smaller numbers, and it sorts the bytes, so that the same text
-gives the same vocabulary (with prefixes it does not: github.com/huggingface/tokenizers/issues/1794).
-It and both texts in its tokens are kept in a folder named by their contents and the library's version.
+The vocabulary is learned from the training text only. It starts with the 256 bytes, and the most frequent pair of
+tokens is merged repeatedly. The library sorts the bytes and breaks ties between equally frequent pairs by the smaller
+token numbers, so the same text always gives the same vocabulary. (With prefixes of words it would not:
+github.com/huggingface/tokenizers/issues/1794.)
+
+The vocabulary and the tokens of both texts are kept in a folder of the cache, whose name depends on the contents of the
+texts and on the version of the library.
 
 Legend: N tokens of a text, V tokens of the vocabulary.
 """
@@ -22,14 +25,21 @@ from torch import Tensor
 from cpdrun.data.base import DataError
 from cpdrun.data.cache import written_once
 
-SMALLEST, LARGEST = 257, 65536  # more than bytes; what 16 bits tell apart
-PIECE_BYTES = 1 << 16  # encoded at once; a token never crosses from one to the next
-PIECES = 64
+SMALLEST, LARGEST = 257, 65536  # one more than the bytes, and the largest vocabulary that 16 bits can index
+PIECE_BYTES = 1 << 16  # the bytes of a text that are encoded at once; no token crosses the end of a piece
+PIECES = 64  # the pieces that the library encodes in one call
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """train_N, test_N: int32, below V. length_V: int64, the bytes of each token. sha256: of both texts' tokens."""
+    """A training text and a test text as tokens.
+
+    Attributes:
+        train_N: The tokens of the training text, int32, below V.
+        test_N: The tokens of the test text, int32, below V.
+        length_V: The number of bytes of each token of the vocabulary, int64.
+        sha256: The SHA-256 digest of the tokens of both texts.
+    """
 
     train_N: Tensor
     test_N: Tensor
@@ -38,10 +48,19 @@ class Tokens:
 
 
 def tokens_of(train: bytes, test: bytes, vocab: int, cache_dir: str) -> Tokens:
-    """Both texts in the vocabulary of `vocab` tokens that `train` gives; fewer where its pairs do not last that long.
+    """Return both texts as tokens of a vocabulary that is learned from the training text.
 
-    A text is read as UTF-8; what is none becomes U+FFFD, of 3 bytes. Raises DataError for a vocabulary out of range,
-    where `tokenizers` is not installed, and where the cache cannot be written.
+    A text is read as UTF-8. Bytes that are not valid UTF-8 become U+FFFD, which has 3 bytes.
+
+    Args:
+        train: The training text.
+        test: The test text.
+        vocab: The size of the vocabulary. It is smaller if the training text does not have enough pairs of tokens.
+        cache_dir: The folder that contains the cache.
+
+    Raises:
+        DataError: The size of the vocabulary is out of range, `tokenizers` is not installed, or the cache cannot be
+            written.
     """
     whole = isinstance(vocab, int) and not isinstance(vocab, bool)
     if not whole or not SMALLEST <= vocab <= LARGEST:
@@ -52,8 +71,8 @@ def tokens_of(train: bytes, test: bytes, vocab: int, cache_dir: str) -> Tokens:
         made_by = version("tokenizers")
     except PackageNotFoundError:
         raise DataError(
-            f"data.bpe_vocab={vocab} needs the library tokenizers: pip install 'cpdrun[bpe]'; data.bpe_vocab=null, "
-            "bytes, needs nothing"
+            f"data.bpe_vocab={vocab} needs the library tokenizers: pip install 'cpdrun[bpe]', or use bytes as tokens "
+            "with data.bpe_vocab=null"
         ) from None
     digest = hashlib.sha256(f"{made_by} {vocab} {len(train)} ".encode())
     digest.update(train)
@@ -76,10 +95,10 @@ def tokens_of(train: bytes, test: bytes, vocab: int, cache_dir: str) -> Tokens:
 
 
 def _write(folder: Path, train: bytes, test: bytes, vocab: int) -> None:
-    """tokenizer.json, which any program reads, and the texts in its tokens, 16 bits each."""
+    """Write tokenizer.json, which other programs can read, and the tokens of both texts as uint16."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -88,13 +107,13 @@ def _write(folder: Path, train: bytes, test: bytes, vocab: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, text in (("train", train), ("test", test)):
         np.save(folder / f"{name}.npy", _encoded(tokenizer, list(_pieces(text))))
-    # the library writes a byte as one letter of an alphabet of 256
+    # The library represents each byte as one letter of an alphabet of 256, so the length of a token is its bytes.
     lengths = [len(tokenizer.id_to_token(i)) for i in range(tokenizer.get_vocab_size())]
     np.save(folder / "lengths.npy", np.array(lengths, dtype=np.uint16))
 
 
 def _encoded(tokenizer: Any, pieces: list[str]) -> np.ndarray:
-    """uint16 (N,)."""
+    """Return the tokens of a text, (N,) uint16."""
     ids = [np.empty(0, np.uint16)]
     for first in range(0, len(pieces), PIECES):
         encodings = tokenizer.encode_batch_fast(pieces[first : first + PIECES])
@@ -103,7 +122,10 @@ def _encoded(tokenizer: Any, pieces: list[str]) -> np.ndarray:
 
 
 def _pieces(text: bytes) -> Iterator[str]:
-    """The text in pieces that end with a line where one ends in time, else before a character that would be halved."""
+    """Yield the text in pieces of at most PIECE_BYTES bytes.
+
+    A piece ends at the end of a line if possible, and otherwise at the end of a character.
+    """
     first = 0
     while first < len(text):
         end = min(first + PIECE_BYTES, len(text))
@@ -115,7 +137,10 @@ def _pieces(text: bytes) -> Iterator[str]:
 
 
 def _before_a_character(text: bytes, first: int, end: int) -> int:
-    """The last place up to `end` where no character of UTF-8 is halved; `end` where the text is none."""
+    """Return the last position up to `end` that does not divide a UTF-8 character.
+
+    If the text is not valid UTF-8, this is `end`.
+    """
     for place in range(end, max(first, end - 4), -1):
         if text[place] & 0xC0 != 0x80:
             return place

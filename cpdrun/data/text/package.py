@@ -1,8 +1,9 @@
-"""Text that a package of Debian's installs: a dictionary, manuals, or any folder of text files.
+"""Text that a Debian package installs, such as a dictionary or manuals, or any folder of text files.
 
-A document is a file, or a part of one. The documents stand in the order of the SHA-256 of their contents, each once: so
-the order is the same wherever the same text is installed, and the first text_bytes, and the share held out at the end,
-are fair samples of all, where the last letters of a dictionary, or the last folders of a manual, would be none.
+A document is a file or a part of a file. Each document is used once, and the documents are ordered by the SHA-256
+digest of their contents. So the order is the same wherever the same text is installed. The first `text_bytes` bytes,
+and the test set at the end of the text, are random samples of the whole text, which the last letters of a dictionary or
+the last folders of a manual would not be.
 """
 
 import gzip
@@ -16,15 +17,27 @@ from pathlib import Path
 from cpdrun.data.base import DataError
 from cpdrun.data.text.text import Text
 
-GZIP = b"\x1f\x8b"  # how a gzipped file begins, dictzip's too
+GZIP = b"\x1f\x8b"  # the first bytes of a file compressed with gzip or dictzip
 
 
 class PackageText(Text):
-    """The documents, with an empty line after each; the first `text_bytes` of them (None: all).
+    """The text of a package, with an empty line after each document.
 
-    files: glob patterns below data_dir; of leave_out, of the paths below data_dir, none is read. split_at: a regular
-    expression of what lies between two documents of a file; None: a file is one. Raises DataError where no file
-    matches, naming the package, and for a file that cannot be read.
+    Args:
+        package: The name of the package, for error messages.
+        data_dir: The folder that contains the files.
+        files: Glob patterns, below `data_dir`, of the files to read.
+        leave_out: Patterns of paths, below `data_dir`, of files that are not read.
+        split_at: A regular expression that matches the text between two documents of a file. With None, each file is
+            one document.
+        context: The number of tokens of a sample.
+        test_fraction: The fraction of the text that is the test set.
+        text_bytes: The number of bytes that are used, from the start. With None, the whole text is used.
+        bpe_vocab: The size of the vocabulary. With None, tokens are bytes.
+        cache_dir: The folder that contains the cache.
+
+    Raises:
+        DataError: No file matches, a file cannot be read, or an argument is invalid.
     """
 
     def __init__(
@@ -46,7 +59,7 @@ class PackageText(Text):
         try:
             between = None if split_at is None else re.compile(split_at.encode())
         except re.error as error:
-            raise DataError(f"data.split_at={split_at!r} is no regular expression: {error}") from None
+            raise DataError(f"data.split_at={split_at!r} is not a regular expression: {error}") from None
         by_digest = {}
         for file in _files(self.path, files, leave_out):
             for document in between.split(_read(file)) if between else [_read(file)]:
@@ -54,7 +67,7 @@ class PackageText(Text):
         if not by_digest:
             raise DataError(
                 f"the text of {package} is not in {self.path} (no {' or '.join(files)}): apt-get install {package}, "
-                "or name its folder with data.data_dir=PATH; data=pydoc_text needs nothing"
+                "or give its folder with data.data_dir=PATH. The text data=pydoc_text needs no installation."
             )
         text = b"\n\n".join(by_digest[digest] for digest in sorted(by_digest))[:text_bytes]
         super().__init__(text, context, test_fraction, bpe_vocab, cache_dir)

@@ -1,6 +1,6 @@
-"""English text that every Python ships: CPython's pydoc_data.topics.
+"""English text that is part of every Python: CPython's pydoc_data.topics.
 
-It differs between Python versions: `sha256` tells which text a run saw.
+The text differs between versions of Python. Its `sha256` identifies the text that a run used.
 """
 
 from pydoc_data.topics import topics
@@ -9,7 +9,15 @@ from cpdrun.data.text.text import CACHE_DIR, Text
 
 
 class PydocText(Text):
-    """The topics in the order of their names, the first `text_bytes` of them (None: all)."""
+    """The topics in the order of their names.
+
+    Args:
+        context: The number of tokens of a sample.
+        test_fraction: The fraction of the text that is the test set.
+        text_bytes: The number of bytes that are used, from the start. With None, the whole text is used.
+        bpe_vocab: The size of the vocabulary. With None, tokens are bytes.
+        cache_dir: The folder that contains the cache.
+    """
 
     def __init__(
         self,

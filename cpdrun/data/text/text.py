@@ -1,4 +1,4 @@
-"""One text, as samples of tokens: bytes, or tokens of a vocabulary made of its training part.
+"""A text as samples of tokens, which are bytes or tokens of a vocabulary that is learned from the training text.
 
 Legend: B texts, T positions, N tokens, V tokens of the vocabulary.
 """
@@ -13,19 +13,34 @@ from torch.utils.data import Dataset
 from cpdrun.data.base import DataError
 from cpdrun.data.text.bpe import tokens_of
 
-CACHE_DIR = "~/.cache/cpdrun"  # where a config.yaml older than the key data.cache_dir names none
+CACHE_DIR = "~/.cache/cpdrun"  # for a config.yaml from before the key data.cache_dir existed
 
 
 class Text:
-    """train and test of (int64 (T,) tokens, int64 (T,) each one's next token); the last share of the text is test.
+    """A text, whose last part is the test set.
 
-    text: any bytes. bpe_vocab: None, where a token is a byte, or how many tokens the vocabulary has, kept in cache_dir
-    once made. bytes_per_token: of the tokens of `test` that are predicted, on average, so that bits per byte compare
-    across vocabularies. sha256: of the text, and of its tokens where they are not its bytes. Raises DataError for a
-    text shorter than context + 1 tokens, on either side, and for what bpe.tokens_of refuses.
+    A sample is T tokens and the token that follows each of them, (T,) int64 both.
+
+    Args:
+        text: The text. Any bytes are allowed.
+        context: The number of tokens T of a sample.
+        test_fraction: The fraction of the text that is the test set.
+        bpe_vocab: The size of the vocabulary. With None, tokens are bytes.
+        cache_dir: The folder that contains the cache of vocabularies.
+
+    Attributes:
+        vocab_size: The number of tokens V of the vocabulary.
+        bytes_per_token: The average number of bytes of the tokens to predict in the test set. With this number, bits
+            per byte can be compared between vocabularies.
+        sha256: The SHA-256 digest of the text, and of the tokens if they are not bytes.
+
+    Raises:
+        DataError: The training text or the test text has fewer than context + 1 tokens, an argument is out of range, or
+            `bpe.tokens_of` raises it.
     """
 
     in_channels = 1
+    bytes_per_token: float
 
     def __init__(
         self, text: bytes, context: int, test_fraction: float, bpe_vocab: int | None, cache_dir: str
@@ -50,14 +65,24 @@ class Text:
 
 
 class Windows(Dataset):
-    """Stretches of `context` tokens, one after the other, of integers (N,); raises DataError where there is none."""
+    """Consecutive stretches of `context` tokens of a text.
+
+    Args:
+        tokens_N: The tokens, (N,) of an integer dtype.
+        context: The number of tokens of a stretch.
+
+    Raises:
+        DataError: The text is shorter than one stretch and the token after it.
+    """
 
     def __init__(self, tokens_N: Tensor, context: int):
         self.tokens_N = tokens_N
         self.context = context
         if len(self) < 1:
             what = "bytes" if tokens_N.dtype == torch.uint8 else "tokens"
-            raise DataError(f"data.context = {context} is longer than the text of {len(tokens_N)} {what}")
+            raise DataError(
+                f"data.context={context} needs a text of at least {context + 1} {what}, not {len(tokens_N)}"
+            )
 
     def __len__(self) -> int:
         return (len(self.tokens_N) - 1) // self.context
@@ -67,6 +92,7 @@ class Windows(Dataset):
         return x[0], y[0]
 
     def fetch_batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens (B, T) int64 of some samples and the token that follows each of them, of the same shape."""
         first_B = torch.as_tensor(indices) * self.context
         text = self.tokens_N[first_B[:, None] + torch.arange(self.context + 1)].long()
         return text[:, :-1], text[:, 1:]

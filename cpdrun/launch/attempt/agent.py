@@ -53,7 +53,7 @@ WATCH_S = 1.0
 MOST_RANKS = 64  # the maximum number of ranks whose remaining processes are listed
 OVERTIME_S = 30.0  # the time that a run has to save and stop after its limit
 # The launcher blocks these signals when it starts an agent. The agent unblocks them when it can handle them.
-HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+DEFERRED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Agent:
@@ -106,7 +106,7 @@ class Agent:
     def _start_watching(self) -> None:
         # The signals must reach the main thread, because a signal in another thread does not interrupt its wait for the
         # engine.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         threading.Thread(target=self._watch, daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -266,7 +266,7 @@ class Agent:
         if not self.elastic or self.stopping or outcome.status is not Ending.KILLED:
             return False
         beyond_memory = outcome.exit_code is None or self.starter.nodes > 1
-        return beyond_memory and self.run.saved_at() > outcome.started
+        return beyond_memory and outcome.started is not None and self.run.saved_at() > outcome.started
 
     def _retries(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Return whether the run is tried again. If so, decrement the number of retries."""
@@ -343,7 +343,7 @@ def run(agent: Agent) -> Outcome:
     """
     signal.signal(signal.SIGTERM, agent.stop)
     signal.signal(signal.SIGINT, agent.stop_now)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEFERRED_SIGNALS)
     try:
         outcome = agent.execute()
     except (OSError, ValueError, KeyError) as error:

@@ -21,11 +21,11 @@ ENGINE = "cpdrun.train.engine"
 # The modules whose function `run_rank` runs a rank, for cpdrun's own training loop and for a user's script.
 RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"
 # The modules whose function `check` checks whether runs can start, for cpdrun's own training loop and for a script.
-LOOK, SCRIPT_LOOK = (
+CHECKER, SCRIPT_CHECKER = (
     "cpdrun.train.preflight.check",
     "cpdrun.attach.runner",
 )
-LOOK_S = 0.25  # the interval at which `ask` checks whether the engine was killed
+KILL_CHECK_S = 0.25  # the interval at which `ask` checks whether the engine was killed
 LEAVING_S = 10.0  # the time that the processes of ranks have to exit after the ranks have ended
 # Tests of the launcher set this variable to the name of a fake engine, whose training they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
@@ -58,22 +58,23 @@ class WarmEngine:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def look(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    def check(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
         """Return the problems of configs and the notes about them, one line each.
 
-        SCRIPT_LOOK checks the configs of scripts, and LOOK all others.
+        SCRIPT_CHECKER checks the configs of scripts, and CHECKER all others.
         """
         problems: list[str] = []
         notes: list[str] = []
-        for by, of_script in ((LOOK, False), (SCRIPT_LOOK, True)):
+        for by, of_script in ((CHECKER, False), (SCRIPT_CHECKER, True)):
             if selected := [config for config in configs if is_script(config) is of_script]:
-                found = self._look(by, selected)
+                found = self._check(by, selected)
                 problems += found[0]
                 notes += found[1]
         return problems, notes
 
-    def _look(self, by: str, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-        answer, began = None, []
+    def _check(self, by: str, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+        answer: dict[str, Any] | None = None
+        began: list[int] = []
         if (connection := warm_connection(self.control)) is not None:
             with connection:
                 answer, _ = ask(connection, {"do": "check", "by": by, "configs": configs}, [], began.append)
@@ -208,7 +209,7 @@ def ask(
         data = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
         connection.sendall(data[sent:])
-    connection.settimeout(LOOK_S)
+    connection.settimeout(KILL_CHECK_S)
     answer, received, until = None, b"", math.inf
     while time.monotonic() < until:
         if until == math.inf and (answer is not None or is_killed()):

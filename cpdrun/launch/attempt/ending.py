@@ -79,8 +79,9 @@ def with_lost_work(outcome: Outcome, run: RunDir, attempt: Attempt) -> Outcome:
     """
     losses = attempt.losses()
     lost = sum(loss.seconds for loss in losses)
-    if outcome.status.is_failure:
-        lost += outcome.ended - min(outcome.ended, max(outcome.started, run.saved_at()))
+    started, ended = outcome.started, outcome.ended
+    if outcome.status.is_failure and started is not None and ended is not None:
+        lost += ended - min(ended, max(started, run.saved_at()))
     return replace(
         outcome,
         restarts=sum(loss.restarts for loss in losses) or None,

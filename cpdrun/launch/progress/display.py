@@ -13,7 +13,7 @@ from rich.text import Text
 from cpdrun.launch.attempt.ending import tail
 from cpdrun.launch.base import Event, Job
 from cpdrun.launch.progress.axes import values_in, values_not_in_name
-from cpdrun.launch.progress.results import BestResult, deciding, duration, label_of
+from cpdrun.launch.progress.best_result import BestResult, deciding, duration, label_of
 from cpdrun.launch.summary import Summary
 from cpdrun.record import Ending, Outcome, Progress, RunDir, SweepDir, read_overrides
 from cpdrun.record.run_end import DISK_FULL

@@ -19,7 +19,7 @@ from cpdrun.config.identity import hash_in
 from cpdrun.launch.base import LaunchError
 from cpdrun.launch.executors import schedulers
 from cpdrun.launch.progress.axes import axes_and_runs, headings, values_not_in_name, values_of
-from cpdrun.launch.progress.results import ACCURACY, BestResult, deciding, duration, label_of
+from cpdrun.launch.progress.best_result import ACCURACY, BestResult, deciding, duration, label_of
 from cpdrun.record import (
     Ending,
     Progress,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpdrun.launch.base import Job
-from cpdrun.launch.progress.results import duration
+from cpdrun.launch.progress.best_result import duration
 from cpdrun.record import SweepDir, read_json
 
 NO_GPU = "no GPU is requested; device=cuda requests one per rank"

@@ -16,8 +16,8 @@ from typing import Any
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.attempt.ending import last_line
 from cpdrun.launch.base import Event, Executor, Finding, Job, LaunchError, LaunchOptions
-from cpdrun.launch.slurm.queued import queued, submitted_of, withdraw
-from cpdrun.launch.slurm.script import ArrayScript, by_resources
+from cpdrun.launch.slurm.array_script import ArrayScript, by_resources
+from cpdrun.launch.slurm.queued_runs import queued, submitted_of, withdraw
 from cpdrun.launch.slurm.squeue import elements_in_queue, examine, slurm
 from cpdrun.record import Ending, Outcome, SweepDir, write_json, write_text
 

@@ -1,1 +1,1 @@
-"""Networks whose normalisation is a choice."""
+"""Networks with a choice of normalization layer."""

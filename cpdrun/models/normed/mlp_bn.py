@@ -1,4 +1,4 @@
-"""A perceptron of fully connected layers with batch norm: the cheapest network that has every kind of layer."""
+"""A perceptron with batch norm, the cheapest network that has every kind of layer."""
 
 from itertools import pairwise
 
@@ -6,7 +6,16 @@ from torch import Tensor, nn
 
 
 class MLPBatchNorm(nn.Module):
-    """Inputs (B, ...) of `in_features` values each, float32 -> logits (B, num_classes) float32."""
+    """A perceptron of fully connected layers with batch norm.
+
+    The network takes inputs (B, ...) float32 of `in_features` values each and returns logits (B, num_classes) float32.
+
+    Args:
+        in_features: The number of values of an input.
+        num_classes: The number of classes.
+        width: The number of outputs of each hidden layer.
+        depth: The number of hidden layers.
+    """
 
     def __init__(self, in_features: int, num_classes: int, width: int, depth: int):
         super().__init__()

@@ -1,18 +1,22 @@
-"""Normalisation layers for few bits and for skewed data, of images (B, C, H, W) float32.
+"""Normalization layers for training with few bits and on skewed data. They take images (B, C, H, W) float32.
 
-RangeBN       batch norm by the range of the values instead of their variance (Banner, Hubara, Hoffer and Soudry, arXiv
-              1805.11046, section 3): no squares, so that 8 bits carry it
-EvoNormS0     x sigmoid(v x) / std over groups of channels of one sample (Liu, Brock, Simonyan and Le, arXiv 2004.02967,
-              table 2): norm and activation in one, without the batch statistics that differ between skewed workers
-RangeEvoNorm  EvoNormS0 by range and with a hard sigmoid: Aketi, Kodge and Roy, arXiv 2111.09389, section 3
+RangeBN       Batch norm that estimates the deviation from the range of the values, not from their variance (Banner,
+              Hubara, Hoffer and Soudry, arXiv 1805.11046, section 3). It computes no squares, so 8 bits are enough.
+EvoNormS0     x sigmoid(v x) / std, with the deviation over a group of channels of one sample (Liu, Brock, Simonyan and
+              Le, arXiv 2004.02967, table 2). It is norm and activation in one, and needs no batch statistics, which
+              differ between workers with skewed data.
+RangeEvoNorm  EvoNormS0 with the deviation from the range and with a hard sigmoid (Aketi, Kodge and Roy,
+              arXiv 2111.09389, section 3).
 
-The deviation of n values in c chunks, from their range, as that paper's code has it:
+As in the code of arXiv 2111.09389, the deviation of n values in c chunks is estimated from their range as
 
-    std = .175 (1 + sqrt(pi ln 4)) / sqrt(2 ln(n / c)) * (mean over chunks of the largest - mean of the smallest)
+    std = 0.175 (1 + sqrt(pi ln 4)) / sqrt(2 ln(n / c)) * (mean of the chunks' maxima - mean of the chunks' minima)
 
-where 1805.11046 has 1 / sqrt(2 ln n) * (largest - smallest). What differs from that code: affine weights begin at 1,
-not at random; `momentum` is the share of the new batch in the running statistics, as in torch; where n is no multiple
-of the chunks, the largest common divisor is taken.
+In arXiv 1805.11046, it is 1 / sqrt(2 ln n) * (maximum - minimum). Differences from the code of arXiv 2111.09389:
+
+- The affine weights start at 1, not at random values.
+- `momentum` is the weight of the new batch in the running statistics, as in torch.
+- If n is not a multiple of the number of chunks, the greatest common divisor of both is used as the number of chunks.
 """
 
 import math
@@ -25,7 +29,15 @@ GAUSSIAN = 0.5 * 0.35 * (1 + math.sqrt(math.pi * math.log(4)))
 
 
 def range_deviation(x_XxN: Tensor, chunks: int) -> Tensor:
-    """(X,): the deviation of each row, from its range; n > chunks."""
+    """Estimate the standard deviation of each row from its range.
+
+    Args:
+        x_XxN: The values, (X, N) float32, with N > chunks.
+        chunks: The number of chunks c of a row.
+
+    Returns:
+        The deviations, (X,) float32.
+    """
     n = x_XxN.shape[1]
     chunks = math.gcd(n, chunks)
     if n // chunks < 2:
@@ -36,9 +48,20 @@ def range_deviation(x_XxN: Tensor, chunks: int) -> Tensor:
 
 
 class RangeBN(nn.Module):
-    """Batch norm whose deviation comes from the range of each channel; running statistics as in BatchNorm2d."""
+    """Batch norm that estimates the deviation of each channel from its range.
+
+    The running statistics work as in `torch.nn.BatchNorm2d`.
+
+    Args:
+        channels: The number of channels.
+        chunks: The number of chunks into which the values of a channel are divided.
+        momentum: The weight of the new batch in the running statistics.
+        eps: The number that is added to the deviation.
+    """
 
     activates = False
+    running_mean: Tensor
+    running_std: Tensor
 
     def __init__(self, channels: int, chunks: int, momentum: float, eps: float):
         super().__init__()
@@ -60,9 +83,17 @@ class RangeBN(nn.Module):
 
 
 class EvoNormS0(nn.Module):
-    """x sigmoid(v x) / sqrt(var + eps) * weight + bias; var over the channels of a group and all pixels of a sample.
+    """Compute x sigmoid(v x) / sqrt(var + eps) * weight + bias.
 
-    Raises ValueError where `groups` does not divide the channels.
+    The variance is taken over the channels of a group and all pixels of one sample.
+
+    Args:
+        channels: The number of channels.
+        groups: The number of groups of channels.
+        eps: The number that is added to the variance.
+
+    Raises:
+        ValueError: The number of groups does not divide the number of channels.
     """
 
     activates = True
@@ -83,14 +114,23 @@ class EvoNormS0(nn.Module):
         return normed.view_as(x_BxCxHxW) * self.weight + self.bias
 
     def gate(self, x_BxCxHxW: Tensor) -> Tensor:
+        """Return the gate, which multiplies the input."""
         return torch.sigmoid(self.v * x_BxCxHxW)
 
     def deviation(self, x_BxGxN: Tensor) -> Tensor:
+        """Return the deviation of each sample and group, (B, G) float32."""
         return (x_BxGxN.var(dim=2, unbiased=False) + self.eps).sqrt()
 
 
 class RangeEvoNorm(EvoNormS0):
-    """EvoNormS0 with the deviation by range and min(max(v x / 6 + 1/2, 0), 1) for the sigmoid."""
+    """EvoNormS0 with the deviation from the range and the hard sigmoid min(max(v x / 6 + 1/2, 0), 1).
+
+    Args:
+        channels: The number of channels.
+        groups: The number of groups of channels.
+        chunks: The number of chunks into which the values of a group are divided.
+        eps: The number that is added to the deviation.
+    """
 
     def __init__(self, channels: int, groups: int, chunks: int, eps: float):
         super().__init__(channels, groups, eps)
@@ -105,7 +145,7 @@ class RangeEvoNorm(EvoNormS0):
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's, by the names that the other norms have."""
+    """The batch norm of torch, with the argument names of the other norms."""
 
     activates = False
 
@@ -114,23 +154,26 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class Sum(nn.Module):
-    """The sum of two branches, as a module, so that a precision can round what enters it."""
+    """The sum of two branches. It is a module so that a precision can round its inputs."""
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
 
 
 def activates(norm: nn.Module) -> bool:
-    """Whether it holds the activation, so that no ReLU follows."""
+    """Return whether the norm includes the activation, so that no ReLU follows."""
     return bool(getattr(norm, "activates", False))
 
 
 def activated(norm: nn.Module) -> nn.Module:
-    """The norm and, where it needs one, a ReLU."""
+    """Return the norm, followed by a ReLU if it does not include the activation."""
     return norm if activates(norm) else nn.Sequential(norm, nn.ReLU())
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module without modules in it is one of those above or has Norm in its class's name."""
+    """Return whether a module has no submodules and is a normalization layer.
+
+    Normalization layers are `RangeBN` and all modules whose class name contains "norm" in any case.
+    """
     named = "norm" in type(module).__name__.lower()
     return not list(module.children()) and (named or isinstance(module, RangeBN))

@@ -1,11 +1,15 @@
-"""Residual networks with a normalisation of one's choice, as Aketi, Kodge and Roy train them (arXiv 2111.09389 and
-github.com/aparna-aketi/Low_Precision_DL, quantized_training/resnet.py and resnet_quantized.py).
+"""Residual networks with a choice of normalization layer.
 
-ResNet-20 for 32x32 images is stages [3, 3, 3] of width 16 behind a 3x3 convolution; ResNet-18 for 224x224 is
-[2, 2, 2, 2] of width 64 behind a 7x7 convolution of stride 2 and a pooling. Against He et al. (arXiv 1512.03385):
-shortcuts are 1x1 convolutions with a norm where the shape changes, and where the norm holds the activation (EvoNorm)
-no ReLU follows it, nor the sum of a block. What differs from their code: one network for every precision, where theirs
-has two that begin differently (zero_init and what it says).
+The networks follow Aketi, Kodge and Roy (arXiv 2111.09389; github.com/aparna-aketi/Low_Precision_DL,
+quantized_training/resnet.py and resnet_quantized.py). ResNet-20 for 32x32 images has stages [3, 3, 3] of width 16 after
+a 3x3 convolution. ResNet-18 for 224x224 images has stages [2, 2, 2, 2] of width 64 after a 7x7 convolution of stride 2
+and a pooling.
+
+Differences from He et al. (arXiv 1512.03385): where the shape changes, the shortcut is a 1x1 convolution with a norm.
+If the norm includes the activation (EvoNorm), no ReLU follows the norm or the sum of a block.
+
+A difference from the code of Aketi et al.: it has two networks that are initialized differently, one for each
+precision. Here, one network serves every precision, and `zero_init` chooses the initialization.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +23,22 @@ STEMS = ("small", "imagenet")
 
 
 class NormedResNet(nn.Module):
-    """Images (B, in_channels, H, W) float32 -> logits (B, num_classes) float32.
+    """A residual network with a choice of normalization layer.
 
-    zero_init: the last norm of each block begins with weight 0 and the classifier with weights of deviation .01 and
-    bias 0, as the 8-bit network of the authors does, the float one not.
+    The network takes images (B, in_channels, H, W) float32 and returns logits (B, num_classes) float32.
 
-    Raises ValueError for an unknown stem and for stages that are no list of whole numbers above 0.
+    Args:
+        in_channels: The number of channels of the images.
+        num_classes: The number of classes.
+        stages: The number of blocks of each stage.
+        width: The number of channels of the first stage. Each further stage doubles the number.
+        stem: `small`, a 3x3 convolution, or `imagenet`, a 7x7 convolution of stride 2 and a pooling.
+        zero_init: Whether the last norm of each block starts with weight 0, and the classifier with weights of standard
+            deviation 0.01 and bias 0. The authors' 8-bit network does, their float network does not.
+        norm: Makes a normalization layer for a number of channels.
+
+    Raises:
+        ValueError: The stem is unknown, or `stages` is not a list of integers above 0.
     """
 
     def __init__(
@@ -41,12 +55,15 @@ class NormedResNet(nn.Module):
         if stem not in STEMS:
             raise ValueError(f"model.stem must be one of {', '.join(STEMS)}, not {stem}")
         if not stages or not all(isinstance(n, int) and n >= 1 for n in stages):
-            raise ValueError(f"model.stages must be blocks a stage, such as [3,3,3], not {stages}")
+            raise ValueError(
+                f"model.stages must be the number of blocks of each stage, such as [3,3,3], not {stages}"
+            )
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         conv = nn.Conv2d(in_channels, width, kernel, stride=stride, padding=kernel // 2, bias=False)
         pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
         self.stem = nn.Sequential(conv, activated(norm(width)), pool)
-        blocks, channels = [], width
+        blocks: list[NormedBlock] = []
+        channels = width
         for stage, count in enumerate(stages):
             for block in range(count):
                 stride = 2 if stage and not block else 1
@@ -58,8 +75,8 @@ class NormedResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if zero_init:
-            for block in blocks:
-                nn.init.zeros_(block.norm2.weight)
+            for normed_block in blocks:
+                nn.init.zeros_(normed_block.norm2.get_parameter("weight"))
             nn.init.normal_(self.classifier.weight, std=0.01)
             nn.init.zeros_(self.classifier.bias)
 

@@ -8,11 +8,25 @@ from cpdrun.comm.workers import Workers
 
 
 class ParallelMLP(nn.Module):
-    """A perceptron of ParallelLinear layers: inputs (B, ...) of `in_features` values -> logits (B, num_classes).
+    """A perceptron of `ParallelLinear` layers.
 
-    split: columns, rows, or alternate (columns, rows, columns ...). workers: their number, all played by this process;
-    or the `ModelWorkers` of a process group, whose ranks share them. dropout: after every layer but the last; all
-    workers drop the same elements, which they draw from torch's generator.
+    The network takes inputs (B, ...) float32 of `in_features` values each and returns logits (B, num_classes) float32.
+
+    Args:
+        in_features: The number of values of an input.
+        num_classes: The number of classes.
+        width: The number of outputs of each hidden layer.
+        depth: The number of hidden layers.
+        workers: The number of workers, all emulated by this process, or the `ModelWorkers` of a process group, whose
+            ranks share the workers.
+        split: How the weights of each layer are split: `columns`, `rows`, or `alternate` (columns, rows, columns ...).
+        activations: The format of the activations that workers exchange.
+        errors: The format of the errors (gradients of activations) that workers exchange.
+        dropout: The probability of dropout after each hidden layer. All workers drop the same elements, which are drawn
+            from torch's default generator.
+
+    Raises:
+        ValueError: The split is unknown, or an input does not have `in_features` values.
     """
 
     def __init__(
@@ -48,7 +62,9 @@ class ParallelMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         if x.shape[1] != self.layers[0].in_features:
-            raise ValueError(f"model.in_features must be {x.shape[1]} for this data")
+            raise ValueError(
+                f"model.in_features must be {x.shape[1]} for this data, not {self.layers[0].in_features}"
+            )
         for layer in self.layers[:-1]:
             x = self.dropout(F.relu(layer(x)))
         return self.layers[-1](x)

@@ -1,7 +1,7 @@
 """Judge a growing list of ideas, and record them in a session file.
 
 An idea is a change whose runs are compared with a baseline. A session records which ideas were judged, on which pairs,
-and which of them are kept. The choice controls the false discovery rate (`cpdrun.stats.online`).
+and which of them are kept. The choice controls the false discovery rate (`cpdrun.stats.false_discoveries`).
 
 The file has one JSON object per line and is only appended to. A process locks it from its first read to its last write.
 All lines of a call are written at once and reach the disk before anything is printed. So the result of a truncated line
@@ -19,8 +19,8 @@ from typing import Any
 
 from cpdrun.errors import UserError
 from cpdrun.stats.evidence import NO_PRIOR, SpreadPrior, Verdict
+from cpdrun.stats.false_discoveries import kept_ideas, required_log_evidence
 from cpdrun.stats.means import deviation
-from cpdrun.stats.online import kept_ideas, required_log_evidence
 from cpdrun.stats.pooled_spread import FIRST_PAIRS, squeeze
 from cpdrun.study.judge.candidates import (
     ErrorProbabilities,
@@ -226,7 +226,8 @@ def _decide(
 def _evidence_now(judged: JudgedArm) -> float:
     """Return the natural logarithm of an idea's e-value after all pairs, at least 0.
 
-    Failed runs bar the idea, which gives 0. The largest e-value over time would not be valid (`cpdrun.stats.online`).
+    Failed runs bar the idea, which gives 0. The largest e-value over time would not be valid
+    (`cpdrun.stats.false_discoveries`).
     """
     trace = judged.judgement.trace
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0

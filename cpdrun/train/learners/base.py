@@ -112,6 +112,11 @@ class Learner(ABC):
         """Return a digest of all weights and buffers. Equal digests mean equal bits. Collective."""
 
 
+def index_by_layer(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the rows of `GradientSync.statistics` by the name of the layer, which is removed from each row."""
+    return {row.pop("layer"): row for row in rows}
+
+
 class OptimizerStep:
     """The step of one optimizer in the run's precision.
 
@@ -140,10 +145,10 @@ class OptimizerStep:
 
     def __call__(
         self,
-        gradient: Sequence[Tensor],
+        gradient: list[Tensor],
         nonfinite: int,
         lr_factor: float,
-        correct: Callable[[Sequence[Tensor]], None] | None = None,
+        correct: Callable[[list[Tensor]], None] | None = None,
     ) -> None:
         """Take a step, unless the loss scale rejects it. The gradient is changed in place.
 

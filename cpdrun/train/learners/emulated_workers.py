@@ -69,7 +69,7 @@ class SharedModel(EmulatedWorkers):
     def __init__(self, model: nn.Module, workers: Workers):
         self.model, self.workers = model, workers
         self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        self.is_single = len(workers.mine) == 1  # a single worker needs no copies of the buffers
+        self.is_single = len(workers.local) == 1  # a single worker needs no copies of the buffers
         self.start = [] if self.is_single else [buffer.clone() for buffer in self.buffers]
         self.of_worker_0 = [] if self.is_single else [buffer.clone() for buffer in self.buffers]
 
@@ -85,7 +85,7 @@ class SharedModel(EmulatedWorkers):
 
     def end_worker(self, w: int) -> None:
         """Save the buffers of worker 0."""
-        if self.workers.mine[w] == 0 and not self.is_single:
+        if self.workers.local[w] == 0 and not self.is_single:
             _copy(self.of_worker_0, self.buffers)
 
     def end_step(self) -> None:
@@ -129,7 +129,7 @@ class SeparateModels(EmulatedWorkers):
         self.slots = [*model_parameters.values(), *(buffer for buffer in model.buffers() if buffer.numel())]
         self.names = list(model_parameters)
         self.buffer_names = [name for name, buffer in model.named_buffers() if buffer.numel()]
-        W, weights = len(workers.mine), [p.detach() for p in model_parameters.values()]
+        W, weights = len(workers.local), [p.detach() for p in model_parameters.values()]
         self.rows = WeightLayout([p.shape for p in weights])
         self.x_WxD = self.rows.zeros(W, weights[0].device)
         for row in self.x_WxD:
@@ -143,7 +143,7 @@ class SeparateModels(EmulatedWorkers):
 
     def stacked(self, workers: range) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return views of the parameters and buffers of some of this rank's workers."""
-        first = self.workers.mine.start
+        first = self.workers.local.start
         w = slice(workers.start - first, workers.stop - first)
         parameters = dict(zip(self.names, self.rows.stacked(self.x_WxD[w]), strict=True))
         return parameters, {name: b[w] for name, b in zip(self.buffer_names, self.buffers_BxW, strict=True)}
@@ -163,7 +163,7 @@ class SeparateModels(EmulatedWorkers):
         ]  # integers are truncated
         self._point_to([*self.rows.parameters(mean_D), *mean_buffers])
         squares_N = torch.zeros(self.workers.world_size, dtype=torch.float64, device=mean_D.device)
-        for worker, x_D in zip(self.workers.mine, self.x_WxD, strict=True):
+        for worker, x_D in zip(self.workers.local, self.x_WxD, strict=True):
             squares_N[worker] = (x_D - mean_D).double().square().sum()
         return self.workers.sum_of_disjoint(squares_N).mean().sqrt().item()
 
@@ -187,7 +187,7 @@ class SeparateModels(EmulatedWorkers):
     def _mean(self, stack: Tensor) -> Tensor:
         """Return the mean over the N workers, summed in float64 in their order. Collective."""
         total = torch.zeros(stack.shape[1:], dtype=torch.float64, device=stack.device)
-        first = self.workers.mine.start
+        first = self.workers.local.start
         for worker in range(self.workers.world_size):
             owner = self.workers.owner(worker)
             row = stack[worker - first].clone() if owner == self.workers.rank else torch.empty_like(stack[0])
@@ -199,7 +199,7 @@ class SeparateModels(EmulatedWorkers):
 
 def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     if to:
-        torch._foreach_copy_(to, source)
+        torch._foreach_copy_(list(to), list(source))
 
 
 def _broadcast_from_rank_0(tensors: list[Tensor]) -> None:

@@ -13,7 +13,7 @@ chunked  Passes over CHUNK workers, counted from the first of all N workers. Thi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class Objective:
         """The divisor of gradients. If workers share weights, it makes the sum of their gradients the mean."""
         return 1 if self.emulated.separate_weights else self.workers.world_size
 
-    def divide_(self, gradients: Sequence[Tensor]) -> None:
+    def divide_(self, gradients: list[Tensor]) -> None:
         """Divide gradients by `divisor`, in place. They must be distinct tensors."""
         if self.divisor > 1:
             torch._foreach_div_(gradients, self.divisor)
@@ -101,9 +101,9 @@ class ExactGradients(Gradients):
 
     def __init__(self, objective: Objective):
         self.objective, emulated = objective, objective.emulated
-        self.fetched_workers = objective.workers.mine
+        self.fetched_workers = objective.workers.local
         self.parameters = list(trainable(emulated.model).values())
-        W = len(objective.workers.mine)
+        W = len(objective.workers.local)
         # A single worker with shared weights needs no copy of the gradients that autograd returns. Others do: they may
         # change gradients in place, and autograd may return one tensor for two parameters.
         copied = self.parameters if W > 1 or emulated.separate_weights else []
@@ -113,7 +113,7 @@ class ExactGradients(Gradients):
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         objective, emulated, losses = self.objective, self.objective.emulated, []
         emulated.begin_step()
-        for w, worker in enumerate(objective.workers.mine):
+        for w, worker in enumerate(objective.workers.local):
             emulated.begin_worker(w)
             batch = objective.batches.fetch(index_NxB[worker], step, worker)
             seed_global(objective.device, "dropout", objective.batches.seed, step, worker)
@@ -168,7 +168,7 @@ class BatchedGradients(Gradients):
 
     def _passes(self, workers: Workers) -> dict[int, range]:
         """Return the workers of each pass, by its number."""
-        return {workers.rank: workers.mine}
+        return {workers.rank: workers.local}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         (number,) = self.passes
@@ -185,7 +185,7 @@ class BatchedGradients(Gradients):
         batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers]
         batch_W = tree_map(lambda *tensors: torch.stack(tensors), *batches)
         parameters, buffers_W = emulated.stacked(workers)
-        first = objective.workers.mine.start
+        first = objective.workers.local.start
         scale: Any = objective.scale(0)
         if emulated.separate_weights:
             scale = torch.tensor([objective.scale(w - first) for w in workers], device=objective.device)
@@ -209,7 +209,7 @@ class ChunkedGradients(BatchedGradients):
 
     def __init__(self, objective: Objective):
         super().__init__(objective)
-        W, parameters = len(objective.workers.mine), trainable(objective.emulated.model).values()
+        W, parameters = len(objective.workers.local), trainable(objective.emulated.model).values()
         if objective.emulated.separate_weights and len(self.fetched_workers) > W:
             raise UserError(
                 f"emulation=chunked: one process must emulate {CHUNK} workers with separate weights, and with "
@@ -219,12 +219,13 @@ class ChunkedGradients(BatchedGradients):
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in parameters]
 
     def _passes(self, workers: Workers) -> dict[int, range]:
-        mine, N = workers.mine, workers.world_size
+        mine, N = workers.local, workers.world_size
         numbers = range(mine.start // CHUNK, (mine.stop - 1) // CHUNK + 1)
         return {c: range(c * CHUNK, min((c + 1) * CHUNK, N)) for c in numbers}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, mine, losses, first_buffers = self.objective, self.objective.workers.mine, [], None
+        objective, mine, losses = self.objective, self.objective.workers.local, []
+        first_buffers: dict[str, Tensor] = {}
         for number, workers in self.passes.items():
             losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
             first_buffers = first_buffers or buffers_W  # the first pass contains worker 0, if this rank does
@@ -238,7 +239,11 @@ class ChunkedGradients(BatchedGradients):
         return torch.cat(losses), self.gradients_WxP
 
 
-EMULATIONS = {"exact": ExactGradients, "batched": BatchedGradients, "chunked": ChunkedGradients}
+EMULATIONS: dict[str, Callable[[Objective], Gradients]] = {
+    "exact": ExactGradients,
+    "batched": BatchedGradients,
+    "chunked": ChunkedGradients,
+}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ Legend: N workers, W of them on this rank, B samples per worker, P parameters, D
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from cpdrun.comm.workers import Workers
 from cpdrun.record.measure import ERROR, VARIANTS, Measure
 from cpdrun.train.build import Parts, parameter_groups
 from cpdrun.train.evaluate import Evaluation, evaluate
-from cpdrun.train.learners.base import Learner, OptimizerStep
+from cpdrun.train.learners.base import Learner, OptimizerStep, index_by_layer
 from cpdrun.train.learners.emulated_workers import SeparateModels
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
 from cpdrun.train.precision.base import Precision, activation_bytes
@@ -77,7 +77,7 @@ class SeparateWeights(Learner):
         *,
         step: int,
         lr_factor: float,
-        correct: Callable[[int, Sequence[Tensor]], None] | None = None,
+        correct: Callable[[int, list[Tensor]], None] | None = None,
     ) -> tuple[Tensor, int]:
         """Let each worker of this rank take an optimizer step with its own gradient.
 
@@ -116,13 +116,13 @@ class SeparateWeights(Learner):
         """Gather the weights, buffers, optimizer and precision of every worker on rank 0. Collective."""
         mine = {
             worker: self.models.worker_state(w) | self.optimizer_steps[w].state_dict()
-            for w, worker in enumerate(self.workers.mine)
+            for w, worker in enumerate(self.workers.local)
         }
         return self.workers.gather(mine)
 
     def load_workers_state(self, state: dict[int, dict[str, Any]]) -> None:
         """Load what `workers_state` returned."""
-        for w, worker in enumerate(self.workers.mine):
+        for w, worker in enumerate(self.workers.local):
             self.models.load_worker_state(w, state[worker])
             self.optimizer_steps[w].load_state_dict(state[worker])
 
@@ -136,7 +136,7 @@ def _count_nonfinite(gradient: list[Tensor]) -> int:
 class GossipWeights(SeparateWeights):
     """Workers that average their weights with a Gossip rule after every step."""
 
-    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
+    def __init__(self, config: dict[str, Any], parts: Parts[Gossip], workers: Workers, device: torch.device):
         super().__init__(config, parts, workers, device)
         self.gossip = parts.sync
         self.gossip.begin(self.models.rows, self.models.x_WxD)
@@ -207,12 +207,12 @@ class GossipWeights(SeparateWeights):
         """
         alone = Workers(1)
         mine = []
-        for w in range(len(self.workers.mine)):
+        for w in range(len(self.workers.local)):
             self.models.begin_worker(w)
             mine.append(evaluate(self.parts, alone, self.device, self.gossip.worker_test_samples).metrics)
         names = list(mine[0])
         table_NxK = torch.zeros(self.workers.world_size, len(names), dtype=torch.float64, device=self.device)
-        for worker, metrics in zip(self.workers.mine, mine, strict=True):
+        for worker, metrics in zip(self.workers.local, mine, strict=True):
             table_NxK[worker] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
         by_name = dict(zip(names, self.workers.sum_of_disjoint(table_NxK).unbind(1), strict=True))
         distance = self.models.use_mean_weights()
@@ -254,7 +254,7 @@ class GossipWeights(SeparateWeights):
     def weights_sha256(self) -> str:
         """Return a digest of the digests of all workers, in their order."""
         table_Nx32 = torch.zeros(self.workers.world_size, 32, dtype=torch.int32, device=self.device)
-        for w, worker in enumerate(self.workers.mine):
+        for w, worker in enumerate(self.workers.local):
             self.models.begin_worker(w)
             digest = bytes.fromhex(checkpoint.weights_sha256(self.parts.model))
             table_Nx32[worker] = torch.tensor(list(digest), dtype=torch.int32)
@@ -265,9 +265,11 @@ class GossipWeights(SeparateWeights):
 class LocalWeights(SeparateWeights):
     """Workers that take steps by themselves and synchronize in an OuterStep every H steps."""
 
-    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
+    def __init__(
+        self, config: dict[str, Any], parts: Parts[OuterStep], workers: Workers, device: torch.device
+    ):
         super().__init__(config, parts, workers, device)
-        self.outer: OuterStep = parts.sync
+        self.outer = parts.sync
         self.outer.begin(self.models.parameters[0])
         self.look_due = False  # whether the next outer step should collect statistics
 
@@ -284,8 +286,8 @@ class LocalWeights(SeparateWeights):
         exchanged = self.outer.after_step(x_PxW, step=step, epoch=epoch, last=step == self.last_step)
         self.look_due |= look
         if exchanged and self.look_due:
-            rows = self.outer.exchange.statistics(*exchanged)
-            self.layers, self.look_due = {row.pop("layer"): row for row in rows}, False
+            self.layers = index_by_layer(self.outer.exchange.statistics(*exchanged))
+            self.look_due = False
         self.nonfinite = self.workers.total(nonfinite, self.device) + self.outer.nonfinite
         return losses_W
 

@@ -1,8 +1,8 @@
 """Learners whose workers share one set of weights: data parallelism, with the weights replicated or sharded.
 
-With sharding (`cpdrun.comm.sync.sharded`), the optimizer of each worker updates one part of the weights. The model uses
-the weights in the format in which they are gathered. A rank stores only its part of their float32 masters and of the
-optimizer's state, as one flat tensor per layer, which may be empty. Therefore the optimizer must be elementwise and
+With sharding (`cpdrun.comm.sync.sharded_sync`), the optimizer of each worker updates one part of the weights. The model
+uses the weights in the format in which they are gathered. A rank stores only its part of their float32 masters and of
+the optimizer's state, as one flat tensor per layer, which may be empty. Therefore the optimizer must be elementwise and
 must not depend on whole layers. clip_norm uses the norm of all parts, added in float64 in the order of the workers.
 Checkpoints contain whole layers and do not depend on the number of ranks that wrote them.
 
@@ -15,23 +15,28 @@ import torch
 from torch import Tensor, nn
 
 from cpdrun.comm.model_parallel import model_workers_of
-from cpdrun.comm.sync.sharded import ShardedSync
+from cpdrun.comm.sync.base import GradientSync
+from cpdrun.comm.sync.sharded_sync import ShardedSync
 from cpdrun.comm.workers import Workers
 from cpdrun.optim.groups import trainable
 from cpdrun.train.build import Parts
 from cpdrun.train.evaluate import Evaluation, evaluate
 from cpdrun.train.instantiate import BuildError, locate
-from cpdrun.train.learners.base import Learner, OptimizerStep
+from cpdrun.train.learners.base import Learner, OptimizerStep, index_by_layer
 from cpdrun.train.learners.emulated_workers import SharedModel
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
-from cpdrun.train.precision.base import Precision, storage_bytes
+from cpdrun.train.precision.base import Precision, get_gradient, storage_bytes
 from cpdrun.train.state import checkpoint
 
 
 class SharedWeights(Learner):
     """N workers with one set of weights. A GradientSync forms the mean of their gradients."""
 
-    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
+    parts: Parts[GradientSync]
+
+    def __init__(
+        self, config: dict[str, Any], parts: Parts[GradientSync], workers: Workers, device: torch.device
+    ):
         self.parts, self.workers, self.device = parts, workers, device
         parameters = list(trainable(parts.model).values())
         self.optimizer_step = OptimizerStep(parts.optimizer, parameters, parts.precision, config["clip_norm"])
@@ -58,8 +63,7 @@ class SharedWeights(Learner):
             self._count_within_models(len(losses_W))
         mean_gradient = sync.reduce_stacked(gradients_WxP, step=step, epoch=epoch)
         if look:
-            rows = sync.statistics(gradients_WxP, mean_gradient)
-            self.layers = {row.pop("layer"): row for row in rows}
+            self.layers = index_by_layer(sync.statistics(gradients_WxP, mean_gradient))
         self.nonfinite = sync.nonfinite
         self.optimizer_step(mean_gradient, sync.nonfinite, lr_factor)
         return losses_W
@@ -112,7 +116,9 @@ ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "A
 class ShardedWeights(SharedWeights):
     """N workers with one set of weights. Each part of the weights is updated by the worker that owns it."""
 
-    def __init__(self, config: dict[str, Any], parts: Parts, workers: Workers, device: torch.device):
+    def __init__(
+        self, config: dict[str, Any], parts: Parts[ShardedSync], workers: Workers, device: torch.device
+    ):
         super().__init__(config, parts, workers, device)
         if self.model_workers:
             raise BuildError(
@@ -163,8 +169,7 @@ class ShardedWeights(SharedWeights):
         if look:
             whole = self.sync.whole(mine)
             mean_gradient = [g_n.view(w.shape) for g_n, w in zip(whole, self.weights, strict=True)]
-            rows = self.sync.statistics(gradients_WxP, mean_gradient)
-            self.layers = {row.pop("layer"): row for row in rows}
+            self.layers = index_by_layer(self.sync.statistics(gradients_WxP, mean_gradient))
         self.nonfinite = self.sync.nonfinite
         self.optimizer_step(mine, self.nonfinite, lr_factor)
         self._gather(epoch=epoch)
@@ -184,7 +189,7 @@ class ShardedWeights(SharedWeights):
         if gather.differences or not gather.fmt.is_fp32:
             state += sum(m.nbytes for m in self.masters)
         total = self.workers.total(state, self.device)
-        fixed = [p for p in self.parts.model.parameters() if not p.requires_grad]
+        fixed: list[Tensor] = [p for p in self.parts.model.parameters() if not p.requires_grad]
         fixed += [b for b in self.parts.model.buffers() if b.is_floating_point()]
         in_use = sum(storage_bytes(w, gather.fmt.name) for w in self.weights)
         return {
@@ -256,13 +261,13 @@ class ShardedOptimizerStep(OptimizerStep):
         """Clip like torch.nn.utils.clip_grad_norm_, with another order of additions."""
         workers = self.sync.workers
         norm_N = torch.zeros(workers.world_size, dtype=torch.float64, device=self.parameters[0].device)
-        for worker, shards in zip(workers.mine, self.sync.shards_of_mine, strict=True):
+        for worker, shards in zip(workers.local, self.sync.shards_of_mine, strict=True):
             for p, (shard, owned) in enumerate(zip(shards, self.sync.owned, strict=True)):
-                grad = self.parameters[p].grad[shard.start - owned.start : shard.stop - owned.start]
+                grad = get_gradient(self.parameters[p])[shard.start - owned.start : shard.stop - owned.start]
                 norm_N[worker] += grad.double().square().sum()
         norm = workers.sum_of_disjoint(norm_N).sum().sqrt()
         factor = torch.clamp(clip_norm / (norm + 1e-6), max=1.0).float()
-        torch._foreach_mul_([p.grad for p in self.parameters], factor)
+        torch._foreach_mul_([get_gradient(p) for p in self.parameters], factor)
 
 
 def _is_part(value: Any, master: Tensor) -> bool:

@@ -209,7 +209,13 @@ def storage_bytes(tensor: Tensor, fmt: str | None) -> int:
         return 4 * tensor.numel()
     if (parsed := parse(fmt)).has_scales:
         return parsed.packed_size(tensor.shape)
-    return -(-tensor.numel() * parsed.bits // 8)
+    return -(-tensor.numel() * parsed.code_bits // 8)
+
+
+def get_gradient(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient of a parameter, which must have one."""
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from cpdrun.optim.rounded_sgd import rounding_to, sgd_update
-from cpdrun.train.precision.base import Parameters, optimizer_state, storage_bytes
+from cpdrun.train.precision.base import Parameters, get_gradient, optimizer_state, storage_bytes
 from cpdrun.train.seeds import derived_seed
 
 
@@ -85,7 +85,7 @@ class OptimizerRounding:
         return [
             -sgd_update(
                 p,
-                p.grad,
+                get_gradient(p),
                 optimizer.state[p],
                 settings[p],
                 scale=scale,

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from custom_fp.formats.names import parse
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Arithmetic
@@ -186,11 +186,12 @@ def entered(model: nn.Module) -> Iterator[Place]:
         torch.nn.modules.module.register_module_forward_pre_hook(enter),
         torch.nn.modules.module.register_module_forward_hook(leave),
     ]
-    Arithmetic.multiply = tracked  # type: ignore[method-assign]
+    patched: Any = Arithmetic
+    patched.multiply = tracked
     try:
         yield place
     finally:
-        Arithmetic.multiply = multiply  # type: ignore[method-assign]
+        patched.multiply = multiply
         for hook in hooks:
             hook.remove()
 

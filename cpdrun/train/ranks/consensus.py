@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cpdrun.comm.wire.communicator import checked_group, checked_work
 from cpdrun.comm.workers import Workers
 
 
@@ -34,7 +35,9 @@ class Consensus:
     def __init__(self, workers: Workers, request: Callable[[], Request], patience_s: float):
         self.request = request
         timeout = timedelta(seconds=patience_s)
-        self.group = dist.new_group(backend="gloo", timeout=timeout) if workers.ranks > 1 else None
+        self.group = (
+            checked_group(dist.new_group(backend="gloo", timeout=timeout)) if workers.ranks > 1 else None
+        )
         self._pending: tuple[dist.Work, Tensor] | None = None
 
     def decide(self) -> Request:
@@ -48,5 +51,5 @@ class Consensus:
             answer = Request(int(greatest.item()))
         request = torch.tensor([int(self.request())], dtype=torch.int32)
         work = dist.all_reduce(request, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
-        self._pending = work, request
+        self._pending = checked_work(work), request
         return answer

@@ -68,7 +68,7 @@ def _set_float32_precision(precision: str) -> None:
 
 def _float32_operations() -> dict[str, Any]:
     """Return the torch backends that have a float32 precision, by name."""
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn  # its type stubs lack conv and rnn
     return {"matmul": torch.backends.cuda.matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}
 
 
@@ -89,7 +89,8 @@ def _request_deterministic_algorithms() -> None:
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     # By default, deterministic mode fills every new tensor with NaN, which is slow.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic: Any = torch.utils.deterministic  # its type stubs lack the setting
+    deterministic.fill_uninitialized_memory = False
     warnings.filterwarnings("default", message=f".*{_NONDETERMINISTIC.pattern}")
     show = warnings.showwarning
 

@@ -62,6 +62,7 @@ class MemoryCheckpoint:
         self.from_step = 0
         self._is_first = True
         self._durations_s: deque[float] = deque(maxlen=HISTORY)
+        self._due: float  # set by `_schedule_next`
         self._schedule_next()
 
     @property

@@ -127,8 +127,9 @@ def distributions_by_module() -> Mapping[str, list[str]]:
 def _script(config: Mapping[str, Any] | None) -> list[Path]:
     """Return the file of a user's script, if the run has one."""
     script = (config or {}).get("script")
-    path = script.get("path") if isinstance(script, Mapping) else None
-    return [Path(script.get("work_dir") or ".", path)] if path else []
+    if not isinstance(script, Mapping) or not script.get("path"):
+        return []
+    return [Path(script.get("work_dir") or ".", script["path"])]
 
 
 def _users_modules() -> Iterator[tuple[str, dict[str, str]]]:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from cpdrun.train.instantiate import part as made
 from cpdrun.train.precision.base import DynamicLossScale, loss_scale_of
-from cpdrun.train.precision.formats import Formats
+from cpdrun.train.precision.run_formats import Formats
 from cpdrun.whatif.collect.modules import LayerDescription
 from cpdrun.whatif.collect.observation import Observation, TensorStatistics
 from cpdrun.whatif.collect.observer import RUN

@@ -1,1 +1,1 @@
-"""What computes with an `Accumulator`: the reference, the CPU and CUDA backends, and a table of machines."""
+"""The implementation of accumulators: the reference, the CPU and CUDA backends, and the table of machines."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands, multiply
-from custom_fp.accumulators.tables import tables
+from custom_fp.accumulators.rounding_tables import tables
 from custom_fp.cuda import address, addresses, blocks, launch, mode_name, product_args, rule_args
 from custom_fp.rounding import Rule
 
-_TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64, *(np.int32,) * 6)  # of Accumulator.flat
+_TYPES = (*(np.uint32,) * 3, *(np.int32,) * 6, np.int64, *(np.int32,) * 6)  # the types of Accumulator.flat
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:

@@ -1,25 +1,26 @@
 """Matrix units whose arithmetic is published, as accumulators. This module does not import torch.
 
-The name of a machine is the name of the GPU and of the format that it multiplies. Sums are float32, or fp16 if the name
-ends in `_to_fp16`. Operands are not rounded. Round them to the machine's format first, with a rule for the roles input
-and weight or with custom_fp.quantize.
+The name of a machine consists of the name of the GPU and the name of the format that it multiplies. Sums are float32,
+or fp16 if the name ends in `_to_fp16`. A machine does not round its operands. Round them to the machine's format first,
+with a rule for the roles input and weight, or with custom_fp.quantize.
 
 Sources:
   MMA-Sim   Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores" (arXiv
-            2511.10909), and its simulator. Its authors found the simulator equal to the GPUs, bit for bit, and the
-            machines here have its results.
+            2511.10909), and its simulator. The authors found that the simulator gives the same bits as the GPUs. The
+            machines here give the same results as the simulator.
   Fasi      Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores" (PeerJ Computer Science
-            7:e330, 2021): on V100, T4 and A100, products are exact, and blocks are added with truncation and without
-            normalization in between.
-  DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.3.2: FP8 products on Hopper keep
-            about 14 bits, so that partial sums are added to float32 registers after every 128 terms. The scales of
-            their blocks are not part of the machine here.
+            7:e330, 2021). On V100, T4 and A100, products are exact. Blocks are added with truncation, and without
+            normalization between the additions.
+  DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.3.2. FP8 products on Hopper keep
+            about 14 bits, so partial sums are added to float32 registers after every 128 terms. The scales of their
+            blocks are not part of the machine here.
 
-Blackwell's instructions with block scales take codes and scales as separate operands: tcgen05, and mma of sm_120, which
-MMA-Sim treats alike. Here, block_scales.py and encodings.py recover them from float32 values that were rounded to
-nearest even. MMA-Sim has e4m3, e5m2 and e2m1 with scales, so there is no machine here for e3m2 and e2m3.
+Blackwell's instructions with block scales (tcgen05, and mma of sm_120, which MMA-Sim models in the same way) have codes
+and scales as separate operands. Here, block_scales.py and encodings.py recover codes and scales from float32 values
+that were rounded to nearest even. MMA-Sim supports scales for e4m3, e5m2 and e2m1 only, so there is no machine for e3m2
+and e2m3 with scales.
 
-CDNA 3's instructions with k = 4 (4x4x4, 16x16x4, 32x32x4) are missing. They take blocks of 4 terms instead of 8.
+CDNA 3's instructions with k = 4 (4x4x4, 16x16x4, 32x32x4) are missing. They use blocks of 4 terms instead of 8.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Machine:
     text: str
-    """The accumulator in words, which `Accumulator.parse` reads."""
+    """The name of the accumulator, for `Accumulator.parse`."""
     what: str
-    """The instruction, and the source of its arithmetic."""
+    """The instruction, and the source for its arithmetic."""
 
 
 _RZ = "toward_zero"
@@ -40,34 +41,35 @@ _MMA = "MMA-Sim"
 
 
 def _tensor_core(of: str, terms: int, width: int, sum_: str = "fp32") -> str:
-    """Return the accumulator of a tensor core, in words.
+    """Return the name of the accumulator of a tensor core.
 
-    The products of a block and the partial sum are aligned and added. The result is cut off in float32, and rounded to
-    nearest in fp16.
+    The products of a block and the partial sum are aligned and added. The result is truncated if sums are float32, and
+    rounded to nearest if sums are fp16.
     """
     rounding = "" if sum_ == "fp16" else f"-{_RZ}"
     return f"{sum_}-of_{of}-block_{terms}-width_{width}{rounding}"
 
 
 def _of_groups(of: str) -> str:
-    """Return the accumulator of a tensor core for e2m1 with scales, in words.
+    """Return the name of the accumulator of a tensor core for e2m1 with scales.
 
-    16 products at a time are added exactly. The sums of these groups are aligned by their scales.
+    Groups of 16 products are added exactly. The sums of the groups are then aligned by the groups' scales.
     """
     return f"fp32-of_{of}-block_64-width_35-group_16-{_RZ}"
 
 
 def _matrix_core(of: str, terms: int, split: int = 1) -> str:
-    """Return the accumulator of a matrix core of CDNA 3, in words.
+    """Return the name of the accumulator of a matrix core of CDNA 3.
 
-    Products are aligned by their largest exponent and cut off, even and odd terms separately if split is 2. Their sum
-    and the partial sum are then aligned by the larger exponent and rounded down. The result is rounded to nearest.
+    Products are aligned by their largest exponent and truncated. If split is 2, this is done separately for even and
+    odd terms. The sum of the products and the partial sum are then aligned by the larger exponent and rounded down. The
+    result is rounded to nearest.
     """
     halves = f"-split_{split}" if split > 1 else ""
     return f"fp32-of_{of}-block_{terms}-width_24-join_31_24{halves}"
 
 
-# If several machines have the same arithmetic, the first one gives the accumulator its name.
+# If several machines have the same arithmetic, the first one provides the name of the accumulator.
 MACHINES: dict[str, Machine] = {
     "v100_fp16": Machine(_tensor_core("fp16", 4, 23), f"Volta, m8n8k4; {_MMA}, Fasi"),
     "v100_fp16_to_fp16": Machine(_tensor_core("fp16", 4, 23, "fp16"), f"Volta, m8n8k4; {_MMA}"),

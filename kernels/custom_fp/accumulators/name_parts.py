@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.rounding import Rounding, read_rounding
 from custom_fp.suggestions import did_you_mean
 
@@ -30,7 +30,7 @@ _NUMBERS = ("block", "width", "split", "group", "chunk")
 
 
 def read_part(word: str) -> dict[str, Any]:
-    """Return the fields of an Accumulator that a word sets."""
+    """Return the attributes of an Accumulator that a word sets."""
     key, _, value = word.partition("_")
     if word in _FLAGS:
         return _FLAGS[word]
@@ -54,7 +54,7 @@ def read_part(word: str) -> dict[str, Any]:
 
 
 def _one_or_two(value: str) -> tuple[str, ...] | str:
-    """Split the names of one or two formats. They are joined by an underscore, which some names contain."""
+    """Split a value into the names of one or two formats, joined by an underscore. Names may contain underscores."""
     words = value.split("_")
     cuts = [("_".join(words[:i]), "_".join(words[i:])) for i in range(1, len(words))]
     two = [names for names in cuts if all(map(_is_operand, names))]
@@ -64,5 +64,5 @@ def _one_or_two(value: str) -> tuple[str, ...] | str:
 def _is_operand(name: str) -> bool:
     try:
         return Format.named(name) is not None or ScaledFormat.named(name) is not None
-    except ValueError:  # a name of the right form, but with values that are not allowed
+    except ValueError:  # the name follows the pattern of a format, but such a format does not exist
         return False

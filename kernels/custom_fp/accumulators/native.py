@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, get_num_threads
 
-from custom_fp import _native  # type: ignore[attr-defined]  # has no stub
+from custom_fp import _native  # type: ignore[attr-defined]  # the compiled module has no type stub
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands, multiply
-from custom_fp.accumulators.tables import tables
+from custom_fp.accumulators.rounding_tables import tables
 from custom_fp.native import pack_product
 from custom_fp.rounding import Rule
 

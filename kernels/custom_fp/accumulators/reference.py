@@ -1,13 +1,13 @@
-"""The definition of every accumulator, in torch with float64 and 64-bit integers: slow, readable and exact.
+"""The definition of every accumulator, in PyTorch with float64 and 64-bit integers. It is slow, but readable and exact.
 
-Each result of a matrix product is a sum. `Dot` computes all of them together, term by term. The kernels in
-csrc/accumulators return the same bits. This code also runs on devices that they do not support.
+Each element of a matrix product is a sum of products. `Dot` computes all elements together, term by term. The kernels
+in csrc/accumulators return the same bits. This code also runs on devices for which there are no kernels.
 
-Legend: B matrices, M rows, N columns, K terms. Q rounds to the format of sums, with the accumulator's rounding.
+Shapes: B matrices, M rows, N columns, K terms. Q rounds to the format of sums with the accumulator's rounding mode.
 
-Random words of stochastic rounding: the result in row r (of all B * M rows) and column j has the index
-r * (N rounded up to a multiple of 128) + j. Product k reads stream 2 k, and the n-th rounding of a sum (from 0) reads
-stream 2 n + 1.
+Stochastic rounding numbers the results. The result in row r (of all B * M rows) and column j has the index
+r * (N rounded up to a multiple of 128) + j. Product k uses random stream 2 k, and rounding number n of a sum (from 0)
+uses random stream 2 n + 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from custom_fp.accumulator import Accumulator, Order
 from custom_fp.accumulators.block_scales import GROUP_DIGITS
 from custom_fp.accumulators.encodings import Operands, multiply
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.reference import (
     INFINITY,
     add_to_odd,
@@ -34,17 +34,17 @@ from custom_fp.reference import (
 from custom_fp.rounding import Overflow, Rounding, Rule
 
 ROW = 128
-"""A row of random words has a multiple of this many columns."""
+"""The number of columns is rounded up to a multiple of this number when results are numbered for random words."""
 
 ZERO = -126
 """The exponent by which a factor or a partial sum of zero is aligned."""
 
-# Exact sums have 660 bits. The last one is that of the smallest product of two float32 values.
+# Exact sums have 660 bits. The lowest bit is the smallest product of two float32 values, 2**-298.
 _LIMB, _LIMBS, _LOWEST = 30, 22, -298
 
 
 def matmul(a: Tensor, b: Tensor, how: Accumulator, rule: Rule, out: Tensor) -> None:
-    """Multiply (B or 1, M, K) and (B or 1, K, N) tensors. rule: `how.rule`, with its seed."""
+    """Multiply tensors of shapes (B or 1, M, K) and (B or 1, K, N). `rule` is `how.rule` with a seed."""
     multiply(product, a, b, how, rule, out)
 
 
@@ -53,16 +53,18 @@ def product(operands: Operands, how: Accumulator, rule: Rule, out: Tensor) -> No
 
 
 class Dot:
-    """All dot products of a matrix product, for one accumulator."""
+    """All dot products of a matrix product, computed with one accumulator."""
 
     def __init__(self, operands: Operands, how: Accumulator, rule: Rule, out: Tensor):
         self.how, self.rule, self.out = how, rule, out
         self.a, self.b, self.a_scales, self.b_scales = operands
         if how.flush:
             self.a, self.b = (flushed(x, fmt) for x, fmt in zip(operands[:2], how.elements, strict=True))
-        self.sums = 0  # the number of sums rounded so far
-        self.width = how.width or 0  # read only if blocks are aligned
-        self.emin = how.sum_format.emin if isinstance(how.sum_format, Format) else 0  # likewise
+        self.sums = 0  # the number of sums that have been rounded so far
+        self.width = how.width or 0  # used only if blocks are aligned
+        self.emin = (
+            how.sum_format.emin if isinstance(how.sum_format, Format) else 0
+        )  # used only if blocks are aligned
 
     def result(self) -> Tensor:
         depth, total = self.a.shape[-1], self.zeros()
@@ -101,7 +103,7 @@ class Dot:
         return torch.zeros(self.out.shape, dtype=torch.float64, device=self.out.device)
 
     def term(self, k: int) -> Tensor:
-        """Return product k of each result."""
+        """Return product k of each dot product."""
         product = self.a[:, :, k, None].double() * self.b[:, k, None, :].double()
         product = product.expand(self.out.shape)
         fmt = self.how.product_format
@@ -124,7 +126,7 @@ class Dot:
         return flushed(result, fmt, sign=result) if self.how.flush else result
 
     def past_the_largest(self, x: Tensor, result: Tensor, fmt: Format | Tabulated) -> Tensor:
-        """Return a rounded x, or infinity if x exceeds the largest value even after it is cut off."""
+        """Return `result`, or infinity if x exceeds the largest value even after truncation."""
         cuts = self.rule.rounding is Rounding.TOWARD_ZERO and self.rule.overflow is Overflow.INFINITY
         if isinstance(fmt, Tabulated) or not cuts:
             return result
@@ -136,7 +138,7 @@ class Dot:
     # ---- orders
 
     def tree(self, begin: int, end: int) -> Tensor:
-        """Add terms in a tree: two sums of equally many terms are added as soon as both exist. Round a single term."""
+        """Add terms in a tree. Two sums of equally many terms are added as soon as both exist. Round a single term."""
         waiting = []
         for k in range(begin, end):
             waiting.append(self.term(k))
@@ -151,7 +153,7 @@ class Dot:
         return waiting[0]
 
     def compensated(self, begin: int, end: int) -> Tensor:
-        """Compute y = Q(p - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t, with c = 0 once t is not finite."""
+        """Compute y = Q(p - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t. If t is not finite, set c = 0."""
         acc = c = self.zeros()
         for k in range(begin, end):
             y = self.rounded(add_to_odd(self.term(k), -c))
@@ -162,10 +164,10 @@ class Dot:
         return acc
 
     def aligned(self, acc: Tensor, terms: range) -> Tensor:
-        """Return Q of the sum of acc and exact products, each cut off below 2**(E - width). A sum of zero is +0."""
+        """Return Q(acc + exact products), with all terms truncated below 2**(E - width). A sum of zero is +0."""
         plain, past = acc, torch.zeros_like(acc)
         for k in terms:
-            plain = plain + self.term(k)  # infinite or NaN if a term is; finite sums stay below 2**300
+            plain = plain + self.term(k)  # infinite or NaN only if a term is; finite sums stay below 2**300
             if self.how.join:
                 past = past + torch.where(self.term(k).abs() >= 2.0**128, self.term(k) * INFINITY, 0.0)
         plain = torch.where(plain.isfinite() & (past != 0), past, plain)
@@ -173,7 +175,7 @@ class Dot:
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
 
     def together(self, acc: Tensor, terms: range) -> Tensor:
-        """Align acc and the terms, or groups of them, by one exponent and add them."""
+        """Align acc and the terms, or the sums of groups of terms, by the same exponent, and add them."""
         significand, unit, exponent = digits(acc, self.emin)
         groups = terms[:: self.how.group]
         largest = torch.maximum(exponent, self.largest(groups))
@@ -186,7 +188,7 @@ class Dot:
         return to_odd(total, largest - self.width)
 
     def joined(self, acc: Tensor, terms: range, bits: int, bits_of_acc: int) -> Tensor:
-        """Align and add the terms, in parts if they are split, and then align and add their sum and acc."""
+        """Align and add the terms, in several parts if `split` is set, and then align and add their sum and acc."""
         split, top = self.how.split, self.largest(terms)
         total = torch.zeros_like(top)
         for part in [terms[i::split] for i in range(min(split, len(terms)))]:
@@ -200,7 +202,10 @@ class Dot:
         return to_odd(_lowered(total, top - self.width - largest + bits) + kept, largest - bits)
 
     def factors(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return s and u of product k = s * 2**u, and the exponent by which it, or the group it starts, is aligned."""
+        """Return s, u and e of product k = s * 2**u, where e is the exponent by which it is aligned.
+
+        If products are grouped, e is the exponent by which the group is aligned that begins with product k.
+        """
         of_a, of_b = self.how.elements
         a_scale, b_scale = self.scales_of(k)
         a_digits, a_unit, a_exponent = digits(self.a[:, :, k, None], of_a.emin, a_scale)
@@ -209,21 +214,21 @@ class Dot:
         return a_digits * b_digits, a_unit + b_unit, exponent
 
     def scales_of(self, k: int) -> tuple[Tensor | int, Tensor | int]:
-        """Return the exponents of the scales of both factors."""
+        """Return the exponents of the scales of both factors of product k, or zeros if there are no scales."""
         if self.a_scales is None or self.b_scales is None:
             return 0, 0
         at = k // self.how.scales
         return self.a_scales[:, :, at, None].long(), self.b_scales[:, at, None, :].long()
 
     def largest(self, terms: range) -> Tensor:
-        """Return the largest exponent of the products; without products, that of two zeros."""
+        """Return the largest exponent of the given products, or that of a product of zeros if there are none."""
         found = torch.full(self.out.shape, 2 * ZERO, device=self.out.device)
         for k in terms:
             found = torch.maximum(found, self.factors(k)[2])
         return found
 
     def cut_off(self, terms: range, largest: Tensor) -> Tensor:
-        """Return the sum of products in units of 2**(largest - width), each cut off."""
+        """Truncate products below 2**(largest - width) and return their sum in this unit."""
         total = torch.zeros_like(largest)
         for k in terms:
             significand, unit, _ = self.factors(k)
@@ -231,7 +236,7 @@ class Dot:
         return total
 
     def cut_group(self, terms: range, largest: Tensor) -> Tensor:
-        """Return the exact sum of a group of products in units of 2**(largest - width), cut off."""
+        """Add a group of products exactly, truncate the sum below 2**(largest - width), and return it in this unit."""
         total, exact = torch.zeros_like(largest), sum(self.scales_of(terms.start)) - GROUP_DIGITS
         for k in terms:
             significand, unit, _ = self.factors(k)
@@ -240,14 +245,14 @@ class Dot:
 
 
 def flushed(x: Tensor, fmt: Format | Tabulated, sign: Tensor | None = None) -> Tensor:
-    """Replace subnormal values by zero with the given sign; without one, by +0."""
+    """Replace subnormal values by zeros with the sign of `sign`, or by +0 if `sign` is None."""
     assert isinstance(fmt, Format) and fmt.smallest_normal is not None  # Accumulator checks both
     zero = torch.zeros_like(x)
     return torch.where(x.abs() < fmt.smallest_normal, zero if sign is None else torch.copysign(zero, sign), x)
 
 
 def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
-    """Return whole * 2**unit, rounded to odd. If whole has more than 53 digits, eight of them become the last one."""
+    """Return whole * 2**unit, rounded to odd. If `whole` has more than 53 bits, a bit replaces its last eight bits."""
     wide = whole.abs() >= 1 << 53
     inexact = (wide & ((whole & 0xFF) != 0)).long()
     value = torch.where(wide, (whole >> 8) | inexact, whole).double()
@@ -255,11 +260,11 @@ def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
 
 
 def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tensor) -> None:
-    """Write the sum of float32 tensors of one shape as float64, exact and rounded to odd (`exact_sum`).
+    """Write the exact sum of float32 tensors of the same shape, rounded to odd (see `exact_sum`), as float64.
 
-    With a width, each value is first cut off (toward zero) below 2**(E - width), where E is the largest exponent among
-    the values of an element. An exponent is at least `emin`; that of zero is that of the smallest normal float32. A sum
-    of zero is +0.
+    With a width, each value is first truncated below 2**(E - width), where E is the largest exponent among the values
+    of an element. Exponents below `emin` are replaced by `emin`. Zero has the exponent of the smallest normal float32.
+    A sum of zero is +0.
     """
     values = [tensor.double() for tensor in tensors]
     if width is None:
@@ -279,10 +284,10 @@ def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tens
 
 
 def digits(x: Tensor, emin: int, scale: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return s, u and e of finite float32 values x = s * 2**u as int64, where |s| < 2**24 and e is the exponent of x.
+    """Return s, u and e as int64 for finite float32 values x = s * 2**u, where |s| < 2**24.
 
-    The exponent of a nonzero value is at least that of the smallest normal value of its format, `emin`. Both exponents
-    include `scale`, the exponent of the scale that the code of x was multiplied by.
+    e is the exponent of x, but at least `emin`, the exponent of the smallest normal value of its format. If x is a code
+    times a scale, `scale` is the exponent of this scale, and u and e include it.
     """
     x = x.double()
     exponent = torch.where(x == 0, ZERO, (torch.frexp(x).exponent.long() - 1).clamp(-200, 200))
@@ -306,10 +311,10 @@ def _lowered(whole: Tensor, shift: Tensor) -> Tensor:
 
 
 def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
-    """Return the sum of float64 values that are multiples of 2**-298 below 2**256, rounded once, to odd, to 53 bits.
+    """Return the exact sum of float64 values, rounded once, to odd, to 53 bits.
 
-    The sum is a long fixed-point number (Kulisch) of 30-bit limbs. NaN and infinity are added as in IEEE 754. The sum
-    of no terms is +0.
+    The values must be multiples of 2**-298 below 2**256. The sum is a long fixed-point number (Kulisch) that consists
+    of 30-bit limbs. NaN and infinity are added as in IEEE 754. The sum of no terms is +0.
     """
     limbs = torch.zeros(*like.shape, _LIMBS, dtype=torch.int64, device=like.device)
     plain = torch.zeros_like(like)
@@ -317,10 +322,12 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
         plain = plain + x
         mantissa, exponent = torch.frexp(x.nan_to_num(0, 0, 0))
         number = (mantissa * 2.0**53).long()
-        place = exponent.long() - 53 - _LOWEST  # of the last bit; bits at negative places are zero
+        place = (
+            exponent.long() - 53 - _LOWEST
+        )  # position of the last bit; bits at negative positions are zero
         number = torch.where(place < 0, number >> (-place).clamp(0, 62), number)
         place = torch.where(number == 0, 0, place.clamp(min=0))
-        for part in range(3):  # of 18 bits, so that 64 bits hold them when they are shifted
+        for part in range(3):  # parts of 18 bits still fit in 64 bits after they are shifted
             piece = ((number.abs() >> 18 * part) & 0x3FFFF) * number.sign()
             at = place + 18 * part
             limbs.scatter_add_(-1, (at // _LIMB)[..., None], (piece << at % _LIMB)[..., None])
@@ -332,14 +339,14 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
     _carry(limbs)
     value = torch.zeros_like(like)
     one = torch.ones_like(limbs[..., 0])
-    rest = one * 0  # sticky bit: whether any limb below the first three is not zero
+    rest = one * 0  # sticky bit: whether any limb below the first three is nonzero
     for i in range(_LIMBS):
         below = [limbs[..., i - 1] if i > 0 else rest * 0, limbs[..., i - 2] if i > 1 else rest * 0]
         rest = rest | (limbs[..., i - 3] != 0).long() if i > 2 else rest
-        top = (limbs[..., i] << _LIMB) | below[0]  # at least 31 bits, if limb i is the first that is not zero
+        top = (limbs[..., i] << _LIMB) | below[0]  # at least 31 bits if limb i is the first nonzero limb
         more = (
             53 - _LIMB - torch.frexp(limbs[..., i].double()).exponent.long()
-        )  # missing bits; negative: too many
+        )  # number of missing bits, or, if negative, of excess bits
         room, drop = more.clamp(min=0), (-more).clamp(min=0)
         kept = (top << room | below[1] >> _LIMB - room) >> drop
         lost = top & (one << drop) - 1 | below[1] & (one << _LIMB - room) - 1 | rest
@@ -350,7 +357,7 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
 
 
 def _carry(limbs: Tensor) -> None:
-    """Propagate carries so that every limb except the last is in 0 .. 2**30 - 1."""
+    """Propagate carries so that every limb except the last is between 0 and 2**30 - 1."""
     for i in range(_LIMBS - 1):
         limbs[..., i + 1] += limbs[..., i] >> _LIMB
         limbs[..., i] &= (1 << _LIMB) - 1

@@ -1,1 +1,1 @@
-"""Number formats, without torch."""
+"""Number formats. The modules of this package do not import torch."""

@@ -1,10 +1,10 @@
-"""The elements that scales multiply: scalar formats, integers, and tables of values. This module does not import torch.
+"""The elements of scaled formats: scalar formats, integers, and tables of values. This module does not import torch.
 
 Every element has `name`, `code_bits`, `max`, `least`, `target`, `emax`, `has_negative_zero`, `is_signed` and
-`code_values()`. `target` is what a scale makes of the largest magnitude of its block.
+`code_values()`. `target` is the value to which a scale maps the largest magnitude of its block.
 
-Scalar formats (formats/scalar.py) and most tables (formats/tabulated.py) are formats of their own. The elements that
-are defined here exist only under scales: integers, and the tables of codebooks.
+Scalar formats (formats/scalar.py) and most tables (formats/tabulated_format.py) can also be used without scales.
+Integers and the tables of codebooks, which are defined here, are only used as elements of scaled formats.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, ClassVar, cast
 
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tables import TABLES, at_most, float32, previous
-from custom_fp.formats.tabulated import Half, Tabulated
+from custom_fp.formats.tabulated_format import Half, Tabulated
 
 
 @dataclass(frozen=True)
 class Integer:
-    """Integers of k bits, times 2**-fraction_bits, as two's complement or without a sign.
+    """Integers of k bits, times 2**-fraction_bits, in two's complement or unsigned.
 
-    Symmetric integers leave out the least code, so that rounding has no bias (arXiv 2510.25602).
+    Symmetric integers do not use the most negative code, so that rounding is unbiased (arXiv 2510.25602).
     """
 
     code_bits: int
@@ -38,7 +38,7 @@ class Integer:
 
     def __post_init__(self) -> None:
         if type(self.code_bits) is not int or not 2 <= self.code_bits <= 8:
-            raise ValueError(f"integers of {self.code_bits!r} bits; allowed: 2 .. 8")
+            raise ValueError(f"integers of {self.code_bits!r} bits are not supported; allowed: 2 to 8 bits")
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class Integer:
 
     @property
     def mantissa_bits(self) -> int:
-        """The digits of the largest value after its first."""
+        """The number of binary digits that follow the first digit of the largest value."""
         return self.code_bits - 1 - self.is_signed
 
     @cached_property
@@ -73,12 +73,12 @@ class Integer:
 
     @cached_property
     def as_scalar(self) -> Format:
-        """A scalar format that contains the integers. Its one exponent bit gives all values the same quantum."""
+        """A scalar format that contains these integers. With one exponent bit, all values have the same quantum."""
         return Format(1, self.code_bits, 1 - self.code_bits + self.fraction_bits, "fo")
 
     @cached_property
     def spec(self) -> int:
-        """The integers in one number, as `Format.spec` has it for the kernels."""
+        """This element format, encoded in one integer for the kernels in the same way as `Format.spec`."""
         return (self.code_bits - 1 - self.fraction_bits + 512) << 16 | (self.code_bits - 1) << 8 | 1
 
     def code_values(self) -> list[float]:
@@ -93,15 +93,16 @@ class Integer:
 
 @dataclass(frozen=True)
 class ValueTable(Tabulated):
-    """A table of up to 256 values in [-1, 1], as codebooks have them. It is rounded to under scales only.
+    """A table of up to 256 values in [-1, 1], as used by codebooks. It is only used as an element of scaled formats.
 
-    A number is rounded to the nearest value. In the middle of two values it becomes the one of smaller magnitude, and
-    between -v and v it becomes v. A value that the table lists twice is written as the first of its codes. Values have
-    all 24 digits of a float32, so their middles may have more. Numbers that are not float32 are not rounded correctly.
+    A number is rounded to the nearest value. The midpoint of two values becomes the value of smaller magnitude, and the
+    midpoint between -v and v becomes v. If several codes have the same value, the first code is written. Since values
+    have up to 24 digits, like any float32, their midpoints may have more digits than a float32. Rounding is therefore
+    correct only for numbers that are float32 values.
 
     Attributes:
         name: The name of the table, for messages.
-        values: 2 to 256 numbers in [-1, 1] in the order of their codes, at least two of them different. They are
+        values: 2 to 256 numbers in [-1, 1] in the order of their codes. At least two must be different. They are
             rounded to float32.
 
     Raises:
@@ -109,20 +110,23 @@ class ValueTable(Tabulated):
     """
 
     name: str
-    values: tuple[float, ...]  # type: ignore[assignment]  # of other tables, `values` is a method
+    values: tuple[float, ...]  # type: ignore[assignment]  # `values` is a method of other tables
     has_negative_zero: ClassVar = False
 
     def __post_init__(self) -> None:
         values = tuple(float32(value) for value in self.values)
         object.__setattr__(self, "values", values)
         if not 2 <= len(values) <= 256:
-            raise ValueError(f"codebook {self.name!r} has {len(values)} values; allowed: 2..256")
+            raise ValueError(f"codebook {self.name!r} has {len(values)} values; allowed: 2 to 256 values")
         if bad := [value for value in values if not -1.0 <= value <= 1.0]:
             raise ValueError(
-                f"codebook {self.name!r} holds {bad[0]}; values lie in [-1, 1], the scale does the rest"
+                f"codebook {self.name!r} has the value {bad[0]}; values must be in [-1, 1], because a scale maps the "
+                "largest magnitude of each block to 1"
             )
         if len(set(values)) < 2:
-            raise ValueError(f"codebook {self.name!r} holds one value only, {values[0]}")
+            raise ValueError(
+                f"codebook {self.name!r} has only the value {values[0]}; at least two must be different"
+            )
 
     def __hash__(self) -> int:
         return self._hash
@@ -133,11 +137,11 @@ class ValueTable(Tabulated):
 
     @classmethod
     def named(cls, name: str) -> None:
-        """Return None, because the names of codebooks are those of formats with scales."""
+        """Return None, because the names of codebooks mean scaled formats."""
 
     @cached_property
     def code_bits(self) -> int:
-        """The bits of a code, ceil(log2 n)."""
+        """The number of bits of a code: ceil(log2(n)) for n values."""
         return (len(self.values) - 1).bit_length()
 
     @property
@@ -157,12 +161,12 @@ class ValueTable(Tabulated):
         return [self.value_of(code) for code in range(1 << self.code_bits)]
 
     def code_values(self) -> tuple[float, ...]:
-        """Return the value of each code. There are fewer than 2**code_bits if the table has fewer."""
+        """Return the values of the table. The last codes have no value if there are fewer than 2**code_bits values."""
         return self.values
 
     @cached_property
     def sorted_codes(self) -> tuple[int, ...]:
-        """A code for each distinct value, in ascending order of the values."""
+        """One code for each distinct value, in ascending order of the values."""
         first: dict[float, int] = {}
         for code, value in enumerate(self.values):
             first.setdefault(value, code)
@@ -170,18 +174,20 @@ class ValueTable(Tabulated):
 
     @cached_property
     def thresholds(self) -> tuple[float, ...]:
-        """The float32 t_i by which y is rounded: the result is the i-th distinct value, where i = #{t_i < y}."""
+        """Thresholds t_i in float32. A number y is rounded to distinct value number i, where i = #{t_i < y}."""
         values = [self.values[code] for code in self.sorted_codes]
         found = []
         for low, high in pairwise(values):
-            middle = (low + high) / 2  # exact: two float32 values in a double
+            middle = (
+                low + high
+            ) / 2  # exact, because the sum of two float32 values in [-1, 1] fits in a double
             below = at_most(middle)
             to_high = abs(high) <= abs(low)
             found.append(previous(below) if to_high and below == middle else below)
         return tuple(found)
 
     def _half_of(self, sign: float) -> Half:
-        """Return the values that numbers of a sign become. The first one may have the other sign."""
+        """Return the values to which numbers of a sign are rounded. The first value may have the other sign."""
         is_negative, zero = sign < 0, bisect_left(self.thresholds, 0.0)
         codes = self.sorted_codes[zero::-1] if is_negative else self.sorted_codes[zero:]
         thresholds = self.thresholds[:zero][::-1] if is_negative else self.thresholds[zero:]
@@ -204,11 +210,12 @@ _INTEGER = re.compile(r"(u?)int([2-8])")
 
 
 def element(given: Element | str | Mapping[str, Any] | None) -> Element:
-    """Return an element by its name or by its parts.
+    """Return an element by its name or its attributes.
 
     Args:
-        given: An element, which is returned as it is; the name of an integer (int4), of a table (nf4) or of a format
-            without scales (e2m1fn, posit8); the arguments of `Integer` or `ValueTable`; or None for MX's int8.
+        given: An element, which is returned unchanged. Or the name of an integer (int4), of a table (nf4), or of a
+            format without scales (e2m1fn, posit8). Or the arguments of `Integer` or `ValueTable`. Or None for the int8
+            of MX.
 
     Raises:
         ValueError: There is no such element.
@@ -228,11 +235,11 @@ def _named(name: str) -> Element:
         return Integer(int(match[2]), is_signed=not match[1])
     if name in TABLES:
         return ValueTable(name, tuple(TABLES[name]()))
-    from custom_fp.formats.names import KINDS  # which imports this module
+    from custom_fp.formats.names import KINDS  # imported here because formats.names imports this module
 
     for kind in KINDS.values():
         if kind.scale_bits == 0 and (found := kind.named(name)) is not None:
             return cast(Element, found)
     raise ValueError(
-        f"elements in {name!r}; allowed: int2 .. int8, {', '.join(TABLES)}, formats without scales"
+        f"unknown element {name!r}; allowed: int2 to int8, {', '.join(TABLES)}, formats without scales"
     )

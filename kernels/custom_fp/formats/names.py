@@ -1,4 +1,4 @@
-"""Find number formats by their names: the built-in ones and a user's own. This module does not import torch."""
+"""Find built-in and user-defined number formats by name. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from typing import Any
 from custom_fp import formats
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scale import ScaleFormat
-from custom_fp.formats.scaled import Affine, BlockFormat, Codebook
+from custom_fp.formats.scaled_format import Affine, BlockFormat, Codebook
 from custom_fp.formats.synonyms import meant
 
-_HERE = f"{formats.__name__}."
-_NO_KINDS = {
-    _HERE + name for name in ("names", "protocol", "synonyms", "layout", "scale", "tables", "elements")
+_PACKAGE_PREFIX = f"{formats.__name__}."
+_MODULES_WITHOUT_KINDS = {
+    _PACKAGE_PREFIX + name
+    for name in ("names", "protocol", "synonyms", "layout", "scale", "tables", "elements")
 }
-_files = {file.name for file in walk_packages(formats.__path__, _HERE)} - _NO_KINDS
-for _file in (f"{_HERE}scalar", *sorted(_files)):  # floating point comes first in messages
+_files = {file.name for file in walk_packages(formats.__path__, _PACKAGE_PREFIX)} - _MODULES_WITHOUT_KINDS
+for _file in (f"{_PACKAGE_PREFIX}scalar", *sorted(_files)):  # import scalar first, so messages list it first
     import_module(_file)
 
 
 def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFormat]]:
-    """Return the classes of formats by name, with the subclasses of abstract ones, such as `Tabulated`, instead."""
+    """Return the classes of formats by name. An abstract class, such as `Tabulated`, is replaced by its subclasses."""
     found: dict[str, type[NumberFormat]] = {}
     for kind in under.__subclasses__():
         found |= _kinds(kind) if isabstract(kind) else {kind.__name__: kind}
@@ -40,9 +41,9 @@ def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFor
 
 KINDS = {
     name: kind for name, kind in _kinds().items() if kind.EXAMPLES
-}  # The built-in classes that have names.
+}  # The built-in kinds of formats whose formats have names.
 
-# Models that were saved before name these kinds.
+# Models that were saved by earlier versions contain the names of these kinds.
 _FORMER_KINDS: dict[str, Callable[..., NumberFormat]]
 _FORMER_KINDS = {"BlockFormat": BlockFormat, "Codebook": Codebook, "Affine": Affine}
 
@@ -50,16 +51,16 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def parse(name: str | NumberFormat) -> NumberFormat:
-    """Return the format with the given name. A format is returned as it is.
+    """Return the format with the given name. If `name` is a format, return it unchanged.
 
     Args:
         name: One of these:
 
-            e5m2, e4m3fn, bf16 ...     A `Format`, also by torch's names float8_e4m3fn and float8_e5m2.
-            posit8, p3109_k8p3se ...   A `Tabulated` format, of the kinds in by_table/.
+            e5m2, e4m3fn, bf16 ...     A `Format`. PyTorch's names float8_e4m3fn and float8_e5m2 are accepted as well.
+            posit8, p3109_k8p3se ...   A `Tabulated` format, of one of the kinds in by_table/.
             mxfp8_e4m3, nf4_b64 ...    A `ScaledFormat`.
-            package.module.NAME        A format in a module of the user, on Python's path or in the working folder.
-            any other name             A format of an installed package, in the entry points `cpdrun.formats`.
+            package.module.NAME        A format in a module of the user, on Python's path or in the working directory.
+            any other name             A format that an installed package provides as an entry point `cpdrun.formats`.
 
     Raises:
         ValueError: There is no such format. The message says what is allowed.
@@ -72,36 +73,36 @@ def parse(name: str | NumberFormat) -> NumberFormat:
 
 
 def is_own(name: object) -> bool:
-    """Return whether `name` is that of a format in a module of the user, which `parse` would import and so run.
+    """Return whether `name` refers to a format in a user's module, which `parse` would import and thereby execute.
 
-    This imports nothing. Check names from untrusted sources with it before they are parsed.
+    This function imports nothing. Use it to check names from untrusted sources before parsing them.
     """
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
 @cache
 def installed() -> dict[str, EntryPoint]:
-    """Return the formats of installed packages by name: the entry points `cpdrun.formats`. Built-in names win."""
+    """Return the entry points `cpdrun.formats` of installed packages by name. Built-in formats take precedence."""
     return {entry.name: entry for entry in entry_points(group="cpdrun.formats")}
 
 
 @cache
 def spelled(fmt: NumberFormat) -> str:
-    """Return a text from which `read` makes the same format in any process: its name, or else all of its parts."""
+    """Return the text from which `read` recreates the format in any process: its name if possible, or all its parts."""
     if _is_known(fmt):
         return fmt.name
     return json.dumps([type(fmt).__name__, _fields(fmt)], default=_fields)
 
 
 def _fields(part: Any) -> Any:
-    """Return the arguments of a format or of a part of one. A part that has a name of its own is that name."""
+    """Return the arguments that recreate a format or a part of a format, or only a name if `parse` knows the name."""
     if isinstance(part, ScaleFormat) or (isinstance(part, NumberFormat) and _is_known(part)):
         return str(part)
     return {field.name: getattr(part, field.name) for field in fields(part) if field.init}
 
 
 def _is_known(fmt: NumberFormat) -> bool:
-    """Return whether `parse` makes the format from its name."""
+    """Return whether `parse` returns this format for its name."""
     try:
         return _parse(fmt.name) == fmt
     except ValueError:
@@ -109,7 +110,7 @@ def _is_known(fmt: NumberFormat) -> bool:
 
 
 def read(fmt: str | NumberFormat) -> NumberFormat:
-    """Return the format with the given name or the text that `spelled` made."""
+    """Return the format with the given name, or the format from which `spelled` created the given text."""
     return _read(fmt) if type(fmt) is str else parse(fmt)
 
 
@@ -140,11 +141,11 @@ def _parse(name: str) -> NumberFormat:
 
 def _unknown(name: object) -> ValueError:
     looks = ", ".join([*(kind.LOOKS_LIKE for kind in KINDS.values()), *installed()])
-    return ValueError(f"unknown format {name!r}; allowed: {looks}, package.module.NAME of your own")
+    return ValueError(f"unknown format {name!r}; allowed: {looks}, or package.module.NAME of your own")
 
 
 def _known(name: str) -> NumberFormat | None:
-    """Return the built-in format with this name, or None. Raise ValueError for an invalid name such as e9m2."""
+    """Return the built-in format with this name, or None. An invalid name such as e9m2 raises ValueError."""
     found = (kind.named(name) for kind in KINDS.values())
     return next((fmt for fmt in found if fmt is not None), None)
 
@@ -152,15 +153,17 @@ def _known(name: str) -> NumberFormat | None:
 def _imported(path: str) -> NumberFormat:
     module, _, attribute = path.rpartition(".")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # because an installed command does not search it, unlike `python -m`
+        sys.path.append(
+            here
+        )  # unlike `python -m`, an installed command does not search the working directory
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"unknown format {path!r}: {error}") from None
-    except (Exception, SystemExit) as error:  # Importing the module runs code that can raise anything.
+    except (Exception, SystemExit) as error:  # importing a user's module can raise anything
         raise ValueError(
-            f"unknown format {path!r}: its module ends with {type(error).__name__}: {error}"
+            f"unknown format {path!r}: importing its module raised {type(error).__name__}: {error}"
         ) from None
     if not isinstance(found, NumberFormat):
-        raise ValueError(f"{path} is a {type(found).__name__}; a format is a {', a '.join(KINDS)}")
+        raise ValueError(f"{path} is a {type(found).__name__}, not a format; allowed: a {', a '.join(KINDS)}")
     return found

@@ -1,8 +1,9 @@
 """The interface of every number format. This module does not import torch.
 
-A kind of format is a frozen dataclass that inherits from NumberFormat, in a file of this folder, where names.py finds
-it. It has the properties below, recognizes the names of its formats (`named`), and names the modules that compute with
-them (`BACKENDS`). Operators, reports and the runner use these properties and never ask for the kind.
+A kind of format is a frozen dataclass that inherits from NumberFormat. It is defined in a file of this folder, where
+names.py finds it. It has the properties below, recognizes the names of its formats (`named`), and states which modules
+compute with them (`BACKENDS`). Operators, reports and the runner use only these properties, so they work with every
+kind.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import custom_fp
 from custom_fp.formats.layout import Block, Layout, cut
 
 _cut = lru_cache(maxsize=4096)(cut)
-Tensor = Any  # torch.Tensor; torch is not imported here
+Tensor = Any  # stands for torch.Tensor, because this module does not import torch
 
 
 class Backends(NamedTuple):
-    """Where the functions are that compute with a format: a module or module:object by device type, None for none.
+    """The modules that implement the operators for a format, by device type.
 
-    `any` serves every device. It is the reference, which defines the results.
+    Each value is written as "module" or "module:object". None means that the device type has no backend of its own.
+    `any` is the reference implementation, which defines the results and runs on every device.
     """
 
     any: str
@@ -32,21 +34,23 @@ class Backends(NamedTuple):
 
 
 class NumberFormat(ABC):
-    """A number format. It is a value: it can be compared and can be the key of a dictionary."""
+    """A number format. Formats can be compared and used as dictionary keys."""
 
     LOOKS_LIKE: ClassVar[str]
     """The pattern of the names, for messages: "e<1..8>m<0..23> (e5m2, e4m3fn), fp32 ..."."""
 
     PURPOSE: ClassVar[str] = ""
-    """What formats of this kind are for, in one line."""
+    """A one-line description of what formats of this kind are used for."""
 
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
-    """Some names, which a list of formats shows."""
+    """The names of some formats of this kind, for the list of formats."""
 
     BACKENDS: ClassVar[Backends | Mapping[str, str]]
-    """The modules whose functions operators/table.py calls for the formats of this kind."""
+    """The modules whose functions operators/table.py calls for formats of this kind."""
 
-    if TYPE_CHECKING:  # read-only: a kind has each of these as a field, a property, or a class attribute
+    if (
+        TYPE_CHECKING
+    ):  # declared read-only, since a kind may define each as a field, a property or a class attribute
 
         @property
         def name(self) -> str: ...
@@ -86,25 +90,25 @@ class NumberFormat(ABC):
 
     else:
         name: str
-        """The name of the format in records and messages. `parse` reads it, except for a user's own table."""
+        """The name of the format in records and messages. `parse` accepts it, except for a user-defined table."""
 
         code_bits: int
-        """The bits of the code of a value."""
+        """The number of bits of a code, without the scale."""
 
         scale_bits: int = 0
-        """The bits of a scale; 0 if there are no scales."""
+        """The number of bits of a scale, or 0 if there are no scales."""
 
         block: Block | None = 1
-        """What shares a scale (layout.py); 1 if there are no scales."""
+        """Which values share a scale (see layout.py), or 1 if there are no scales."""
 
         has_tensor_scale: bool = False
-        """Whether the tensor has a float32 scale in addition to those of its blocks."""
+        """Whether the whole tensor has a float32 scale in addition to the scales of its blocks."""
 
         has_zero_point: bool = False
-        """Whether each scale has a zero point, a byte that is the code of zero."""
+        """Whether each scale has a zero point, a byte that contains the code of zero."""
 
         exponent_bits: int | None
-        """The exponent bits of a binary floating-point format; None for other formats."""
+        """The number of exponent bits of a binary floating-point format, or None for other formats."""
 
         has_inf: bool
         has_nan: bool
@@ -114,33 +118,33 @@ class NumberFormat(ABC):
         is_signed: bool
 
         is_fp32: bool = False
-        """Whether the format is float32 itself."""
+        """Whether the format is float32."""
 
     @classmethod
     @abstractmethod
     def named(cls, name: str) -> Self | None:
-        """Return the format of this kind with the given name, or None if the name is not of this kind.
+        """Return the format of this kind with the given name, or None if the name does not follow the pattern.
 
         Raises:
-            ValueError: The name is of this kind, but no format can have it (e9m2).
+            ValueError: The name follows the pattern, but no such format exists (e9m2).
         """
 
     @cached_property
     def backends(self) -> Backends:
-        """The modules whose functions operators/table.py calls."""
+        """The modules that implement the operators for this format. See `BACKENDS`."""
         found = self.BACKENDS
         return found if isinstance(found, Backends) else Backends(**found)
 
     @property
     def synonyms(self) -> tuple[str, ...]:
-        """The other names that `parse` reads as this format."""
+        """The other names for which `parse` returns this format."""
         return ()
 
     def code_values(self) -> Sequence[float] | None:
-        """Return the value of each code, before scale and zero point.
+        """Return the value of each code, before scale and zero point are applied.
 
         Returns:
-            2**code_bits values, or None for more than 16 bits and for kinds that do not list their values.
+            2**code_bits values, or None for codes of more than 16 bits and for kinds that do not list their values.
         """
         return None
 
@@ -151,32 +155,32 @@ class NumberFormat(ABC):
 
     @property
     def together(self) -> int | None:
-        """The number of values of a flat tensor that are rounded together, independently of others.
+        """The number of values of a flat tensor that are rounded together, independently of other values.
 
-        1 means that each value is rounded by itself, and None that the whole tensor is rounded together.
+        1 means that each value is rounded by itself, and None means that the whole tensor is rounded together.
         """
         return self.block if isinstance(self.block, int) and not self.has_tensor_scale else None
 
     @property
     def is_flat(self) -> bool:
-        """Whether tensors of one dimension can have this format, as gradients on the wire do."""
+        """Whether one-dimensional tensors can have this format. Workers send gradients as such tensors."""
         return not isinstance(self.block, tuple) and self.block != "column"
 
     def check_flat(self) -> None:
-        """Raise ValueError if workers cannot send gradients in this format, because gradients are flat and signed."""
+        """Raise ValueError if the format is unsuitable for the flat, signed gradients that workers send."""
         if not self.is_signed:
             raise ValueError(
-                f"format={self.name} has no negative numbers, but gradients do: use a signed format, such as e4m3fn"
+                f"format={self.name} has no negative numbers, but gradients do; use a signed format, such as e4m3fn"
             )
         if not self.is_flat:
             raise ValueError(
-                f"format={self.name} has a scale for each tile or column of a matrix, but workers send flat gradients: "
+                f"format={self.name} has a scale for each tile or column of a matrix, but workers send flat gradients; "
                 "use a format with blocks along one axis, such as nvfp4 or fp8_b128"
             )
 
     @cached_property
     def has_axis(self) -> bool:
-        """Whether blocks run along an axis, so that the result depends on the axis."""
+        """Whether blocks run along an axis, so the result depends on the axis."""
         return self.has_scales and (type(self.block) is int or self.block in ("row", "column"))
 
     @cached_property
@@ -186,14 +190,14 @@ class NumberFormat(ABC):
 
     @property
     def takes_rounding(self) -> bool:
-        """Whether the format supports every rounding mode, and not only rounding to nearest."""
+        """Whether the format supports every rounding mode. If False, it supports only rounding to nearest."""
         return not self.has_scales
 
     @property
     def bits(self) -> int | float:
-        """The bits of a value, including its share of the scale of a block.
+        """The number of bits per value, including the value's share of the scale of its block.
 
-        The scale of a whole tensor, row or column is not included, because the length of these depends on the tensor.
+        The scale of a whole tensor, row or column is not included, because its share depends on the size of the tensor.
         """
         size = math.prod(self.block) if isinstance(self.block, tuple) else self.block
         return (
@@ -204,30 +208,34 @@ class NumberFormat(ABC):
 
     @property
     def bits_of_block(self) -> int:
-        """The bits of a block besides its codes."""
+        """The number of bits that a block needs in addition to its codes."""
         return self.scale_bits + 8 * self.has_zero_point
 
     def layout(self, shape: Sequence[int], axis: int | None = None) -> Layout:
-        """Return how a tensor of this shape is cut into blocks along an axis, from 0 on, or without one.
+        """Return how a tensor of this shape is cut into blocks.
+
+        Args:
+            shape: The shape of the tensor.
+            axis: The nonnegative index of the axis along which blocks run, or None for the order in memory.
 
         Raises:
-            ValueError: The tensor does not have the dimensions that the blocks need.
+            ValueError: The tensor does not have the dimensions that the blocks require.
         """
         try:
             return _cut(self.block, shape, axis, self.name)
-        except TypeError:  # because the numbers of a compiler have no hash
+        except TypeError:  # the symbolic sizes of torch.compile are not hashable, so they cannot be cached
             return cut(self.block, shape, axis, self.name)
 
     def scales(self, numel: int) -> int:
-        """Return the number of scales of a flat tensor, without the scale of the tensor."""
+        """Return the number of scales of a flat tensor, not counting the scale of the whole tensor."""
         return self.layout((numel,)).scales if self.scale_bits else 0
 
     def packed_size(self, shape: int | Sequence[int], axis: int | None = None) -> int:
-        """Return the bytes of a packed tensor: its scales, then ceil(n / 8) * k bytes of codes.
+        """Return the number of bytes of a packed tensor: its scales, then ceil(n / 8) * k bytes of k-bit codes.
 
         Args:
             shape: The shape of the tensor, or its number of elements.
-            axis: The axis that blocks run along, or None.
+            axis: The axis along which blocks run, or None.
         """
         shape = (shape,) if isinstance(shape, int) else shape
         codes = -(-math.prod(shape) // 8) * self.code_bits
@@ -238,7 +246,7 @@ class NumberFormat(ABC):
     def __str__(self) -> str:
         return self.name
 
-    # The operators: fmt.quantize(x) is custom_fp.quantize(x, fmt)
+    # The operators as methods: fmt.quantize(x) equals custom_fp.quantize(x, fmt)
 
     def quantize(self, x: Tensor, **rule: Any) -> Tensor:
         return custom_fp.quantize(x, self, **rule)

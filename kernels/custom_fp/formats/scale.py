@@ -1,13 +1,14 @@
-"""The scales that the elements of a format share: how they are stored, who shares one, and how they are chosen.
+"""The scales of a scaled format: how they are stored, which elements share a scale, and how scales are chosen.
 
 A scale is positive or NaN, so its format needs no sign:
 
-    e8m0     2**(code - 127) for the codes 0 to 254; 255 is NaN (OCP MX 1.0, section 5.4.1).
-    e4m3fn   The OCP 8-bit format with its sign bit 0: the codes 1 to 126 are 2**-9 to 448, and 127 is NaN. `ue4m3` and
-             `ue4m3fn` are other names for it, because the type of that name in the PTX ISA has the same seven bits.
-    ue5m3    5 exponent bits of bias 15, 3 mantissa bits, subnormals, no infinity: the codes 1 to 254 are 2**-17 to
-             114688, and 255 is NaN. These are the magnitudes of e5m3fn. `ue5m3fn` is another name for it.
-    fp32     A float32. Except with the rule absmax, the smallest scale is 2**-126, so that its reciprocal is normal.
+    e8m0     2**(code - 127) for the codes 0 to 254. Code 255 is NaN (OCP MX 1.0, section 5.4.1).
+    e4m3fn   The OCP 8-bit format with its sign bit set to 0. The codes 1 to 126 are 2**-9 to 448, and 127 is NaN. The
+             other names `ue4m3` and `ue4m3fn` are accepted because the type with that name in the PTX ISA has the same
+             seven bits.
+    ue5m3    5 exponent bits with bias 15, 3 mantissa bits, subnormals, and no infinity. The codes 1 to 254 are 2**-17
+             to 114688, and 255 is NaN. These are the magnitudes of e5m3fn. `ue5m3fn` is another name for it.
+    fp32     A float32. The smallest scale is 2**-126, so that its reciprocal is normal, except with the rule absmax.
 
 Code 0 of e4m3fn and ue5m3 is zero and is never written. This module does not import torch.
 """
@@ -22,7 +23,7 @@ from custom_fp.formats.scalar import Format
 
 ALIASES = {"ue4m3": "e4m3fn", "ue4m3fn": "e4m3fn", "ue5m3fn": "ue5m3"}
 BY_FORMAT: Any = None
-"""The rule of a scale that says none: it depends on the format."""
+"""The default of a rule, which depends on the format of the scales."""
 _FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
@@ -35,8 +36,8 @@ class ScaleFormat:
         bits: The bits of a code.
         smallest: The smallest scale.
         largest: The largest scale.
-        nan_code: The code of NaN; None for float32.
-        magnitudes: The scalar format that the codes belong to; None for e8m0 and fp32.
+        nan_code: The code of NaN, or None for float32.
+        magnitudes: The scalar format that the codes belong to, or None for e8m0 and fp32.
     """
 
     name: str
@@ -52,11 +53,11 @@ class ScaleFormat:
 
     @classmethod
     def parse(cls, name: str | ScaleFormat) -> ScaleFormat:
-        """Return the format of scales with the given name. Raise ValueError if there is none."""
+        """Return the format of scales with the given name. If there is none, raise ValueError."""
         if isinstance(name, ScaleFormat):
             return name
         if (known := ALIASES.get(name, name)) not in SCALES:
-            raise ValueError(f"scales in {name!r}; allowed: {', '.join((*SCALES, *ALIASES))}")
+            raise ValueError(f"unknown format of scales {name!r}; allowed: {', '.join((*SCALES, *ALIASES))}")
         return SCALES[known]
 
     def __str__(self) -> str:
@@ -79,18 +80,19 @@ SCALES = {
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How the scale of a block is chosen from its largest magnitude, amax. formats/scaled.py defines each rule.
+    """How the scale of a block is chosen from its largest magnitude, amax. formats/scaled_format.py defines each rule.
 
     Attributes:
-        number: `ScaleRule` in csrc/tiles/tiles.h: 0 for 2**(exponent of amax - emax), 1 for amax / target as a power of
-            two, 2 for amax / target in the format of the scales, 3 for the better of two of these. None means that the
-            rule is computed by code of its own.
-        added: What is added to the bits of a float32 before its mantissa is cut off to make it a power of two:
-            0 rounds down, 0x400000 to the nearest, halves up, and 0x7FFFFF up.
-        by_digits: Whether amax keeps as many digits as an element has, so that `added` is shifted by them.
-        takes_margin: Whether the largest magnitude may be scaled to less than the target.
-        formats: The formats of scales that the rule is for; empty for all.
-        is_option: Whether a name can state the rule. The names of codebooks and of zero points imply theirs.
+        number: The number of the rule in `ScaleRule` of csrc/tiles/tiles.h. 0 is 2**(exponent of amax - emax), 1 is
+            amax / target rounded to a power of two, 2 is amax / target in the format of the scales, and 3 is the better
+            of two scales of rule 2. None means that the rule has its own code.
+        added: The number that is added to the bits of a float32 before its mantissa is cleared, which makes it a power
+            of two. 0 rounds down, 0x400000 rounds to nearest (ties up), and 0x7FFFFF rounds up.
+        by_digits: Whether amax keeps as many digits as an element has. `added` is then shifted by this number.
+        takes_margin: Whether the largest magnitude may be mapped to less than the target.
+        formats: The formats of scales that can be combined with the rule. Empty means all.
+        is_option: Whether the rule can be an option of a name. The names of codebooks and of formats with zero points
+            imply their rules.
     """
 
     number: int | None
@@ -102,7 +104,7 @@ class ScaleRule:
 
     @property
     def is_power(self) -> bool:
-        """Whether the rule makes powers of two in one step."""
+        """Whether the rule computes a power of two in one step."""
         return self.number in (0, 1)
 
 
@@ -118,7 +120,7 @@ SCALE_RULES = {
     "absmax": ScaleRule(None, formats=("fp32",), is_option=False),
     "minmax": ScaleRule(None, formats=("fp32",), is_option=False),
 }
-"""The rules by name. A row here is all that another rule for powers of two needs, in every backend."""
+"""The rules by name. To add a rule for powers of two, a row here is enough for every backend."""
 RULES = tuple(name for name, rule in SCALE_RULES.items() if rule.is_option)
 
 
@@ -128,14 +130,16 @@ class Scale:
 
     Attributes:
         format: The format of the scales, or its name.
-        block: The elements that share a scale: a number of them along an axis, (rows, columns) of a tile, "row",
+        block: Which elements share a scale: a number of elements along an axis, (rows, columns) of a tile, "row",
             "column" or "tensor" (layout.py).
-        rule: How a scale is chosen (formats/scaled.py). None means "floor" for e8m0 and "amax" for other formats.
-        has_tensor_scale: Whether a float32 scale of the whole tensor multiplies the scales of its blocks.
-        margin: The rules amax and 4over6 scale the largest magnitude to the largest element divided by 2**margin.
+        rule: The rule that chooses scales (formats/scaled_format.py). The default is "floor" for e8m0 and "amax" for
+            other formats.
+        has_tensor_scale: Whether a float32 scale of the whole tensor multiplies the scales of the blocks.
+        margin: With the rules amax and 4over6, the largest magnitude is mapped to the largest element divided by
+            2**margin.
 
     Raises:
-        ValueError: An attribute has a value that is not allowed, or two of them do not fit together.
+        ValueError: The value of an attribute is not allowed, or two attributes cannot be combined.
     """
 
     format: ScaleFormat
@@ -155,29 +159,29 @@ class Scale:
 
     @property
     def how(self) -> ScaleRule:
-        """The rule itself."""
+        """The properties of the rule."""
         return SCALE_RULES[self.rule]
 
     def _problem(self) -> str | None:
-        """Return what is wrong with the attributes, or None."""
+        """Return a message that says which attribute is wrong, or None if all are right."""
         sizes = self.block if isinstance(self.block, tuple) else (self.block,)
         is_size = all(type(size) is int and size >= 1 for size in sizes)
         if self.block not in WHOLE and not (is_size and len(sizes) == 1 + isinstance(self.block, tuple)):
-            allowed = f"a whole number from 1, two of them, {', '.join(WHOLE)}"
-            return f"with block={self.block!r}; allowed: {allowed}"
+            allowed = f"a whole number of at least 1, two such numbers, {', '.join(WHOLE)}"
+            return f"block is {self.block!r}; allowed: {allowed}"
         if self.rule not in SCALE_RULES:
-            return f"with rule={self.rule!r}; allowed: {', '.join(RULES)}"
+            return f"rule is {self.rule!r}; allowed: {', '.join(RULES)}"
         if (formats := self.how.formats) and self.format.name not in formats:
             known = ", ".join(name for name, rule in SCALE_RULES.items() if not rule.formats)
             return (
-                f"with rule={self.rule} and scales in {self.format}; that rule is for {', '.join(formats)}; "
-                f"allowed: {known}"
+                f"rule={self.rule} requires scales in {' or '.join(formats)}, not in {self.format}; allowed rules for "
+                f"{self.format}: {known}"
             )
         if self.has_tensor_scale and self.format.name in ("e8m0", "fp32"):
-            return f"with a scale of the tensor and others in {self.format}, which need none; allowed: e4m3fn, ue5m3"
+            return f"scales in {self.format} cannot be combined with a scale of the tensor; allowed: e4m3fn, ue5m3"
         if type(self.margin) is not int or not 0 <= self.margin < 100:
-            return f"with margin={self.margin!r}; allowed: 0 .. 99"
+            return f"margin is {self.margin!r}; allowed: 0 to 99"
         if self.margin and not self.how.takes_margin:
             known = " and ".join(name for name, rule in SCALE_RULES.items() if rule.takes_margin)
-            return f"with margin={self.margin!r} and rule={self.rule}; allowed: 0 .. 99, with {known}"
+            return f"margin={self.margin!r} cannot be combined with rule={self.rule}; allowed rules: {known}"
         return None

@@ -1,4 +1,4 @@
-"""Find the format that is meant by another library's name or by capitals. Standard library only."""
+"""Find the format that another library's name, or a name in capitals, refers to. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _MODULE = re.compile(r"(torch|np|numpy|jnp|ml_dtypes)\.")
 
 
 def meant(name: object) -> str | None:
-    """Return what to type for `name`, or None if that is not known.
+    """Return the name of this package for a format that is called `name` elsewhere, or None if it is not known.
 
-    Several names are joined by " or ". E4M3 means e4m3fn, the format of hardware; float8_e4m3 is ml_dtypes' name for
-    the IEEE-style e4m3. float8_e8m0fnu is a format of scales here.
+    If several formats are possible, their names are joined by " or ". In capitals, E4M3 means e4m3fn, the format of
+    hardware. float8_e4m3 is ml_dtypes' name for the IEEE-style e4m3. float8_e8m0fnu is not listed, because this package
+    has it only as a format of scales.
     """
     if not isinstance(name, str):
         return None
@@ -51,5 +52,5 @@ def meant(name: object) -> str | None:
 
 
 def naming_notes(names: Iterable[object]) -> list[str]:
-    """Return what a reader should know about the names of these formats: that e4m3 is not the FP8 of hardware."""
+    """Return notes on misleading names among these formats: e4m3 is not the FP8 format of hardware."""
     return [E4M3_NOTE] if any(isinstance(name, str) and name == "e4m3" for name in names) else []

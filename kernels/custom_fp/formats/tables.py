@@ -1,17 +1,17 @@
-"""The tables of the codebooks that have names: values in the order of their codes. This module does not import torch.
+"""The tables of named codebooks: their values in the order of the codes. This module does not import torch.
 
 `dynamic_tree`, `linear`, `static_tree` and `mantissa` have 8 bits and are from Dettmers, "8-Bit Approximations for
 Parallelism in Deep Learning" (ICLR 2016, arXiv:1511.04561), section 2. `dynamic_tree` is the author's own table. His
 kernels (clusterNet, kCompression_8bit) have 126 positive entries, a code for zero and a code for the maximum. They
-round to the maximum from .995703 on, which is the middle between 1 and the next entry of this table, .99140625. If the
-paper leaves a detail of the other tables open, the docstring states the choice that is made here.
+round values of at least .995703 to the maximum. This is the midpoint between 1 and the next entry, .99140625. The paper
+leaves some details of the other tables open. Their docstrings state which choice is made here.
 
-`nf4`, `fp4`, `dynamic_map` and `dynamic_map_unsigned` are from bitsandbytes 0.50: the first two of its 4-bit layers,
-and the others of its 8-bit optimizers. nf4 is from Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA"
-(arXiv:2305.14314). The dynamic map grew out of `dynamic_tree`, but 226 of its 256 values are not in that table: it has
-seven decades, a decade is [.1, 1] in equal parts, and its values are in ascending order. These four tables equal, bit
-for bit, what the float32 arithmetic of bitsandbytes gives. Its linspace rounds a product and a sum once, as fused
-multiply-adds do.
+`nf4`, `fp4`, `dynamic_map` and `dynamic_map_unsigned` are from bitsandbytes 0.50. Its 4-bit layers use the first two,
+and its 8-bit optimizers use the others. nf4 is from Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA"
+(arXiv:2305.14314). The dynamic map is derived from `dynamic_tree`, but 226 of its 256 values are not in that table. It
+has seven decades, divides [.1, 1] into equal parts, and lists its values in ascending order. These four tables equal,
+bit for bit, the results of the float32 arithmetic of bitsandbytes, whose linspace rounds a product and a sum once, as
+fused multiply-adds do.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from statistics import NormalDist
 
 
 def dynamic_tree() -> list[float]:
-    """Return a sign bit and 7 bits whose leading zeros give the decade; the bits after the first one give the value.
+    """Return the table of codes with a sign bit and 7 bits, whose leading zeros determine the decade.
 
-    z = 0 .. 5 leading zeros are 64, 32, 16, 8, 4 and 2 values in the decade [.1, 1] * 10**-z. Half of them are the
-    middles of equal parts of [.1, .45], and half those of [.45, 1]. 0000001 is the maximum, and 0000000 is zero.
+    With z = 0 to 5 leading zeros, the decade [.1, 1] * 10**-z has 64, 32, 16, 8, 4 or 2 values. The bits after the
+    first 1 select one of these values. The lower half of the values are the midpoints of equal parts of [.1, .45], and
+    the upper half are the midpoints of equal parts of [.45, 1]. The code 0000001 is the maximum, and 0000000 is zero.
     """
     magnitudes = [Fraction(0), Fraction(1)]
     for zeros in range(5, -1, -1):
@@ -43,14 +44,15 @@ def dynamic_tree() -> list[float]:
 
 
 def linear() -> list[float]:
-    """Return k / 127, with a sign bit and 7 bits k: linear quantization."""
+    """Return the table of linear quantization, in which a code with a sign bit and 7 bits k has the value k / 127."""
     return _with_signs(Fraction(k, 127) for k in range(128))
 
 
 def static_tree() -> list[float]:
-    """Return a sign bit, 3 exponent bits e and 4 bits that bisect [.1, 1]: middles of 16 equal parts, times 10**-e.
+    """Return the table of codes with a sign bit, 3 exponent bits e, and 4 bits that select a part of [.1, 1].
 
-    Our choice: the codes of the two smallest magnitudes (e = 7) are zero and the maximum, as in dynamic_tree.
+    The interval has 16 equal parts, and a value is the midpoint of a part, times 10**-e. The paper does not say which
+    codes are zero and the maximum. As in dynamic_tree, we use the codes of the two smallest magnitudes (e = 7).
     """
     magnitudes = [
         value / 10**exponent for exponent in range(8) for value in _middles(Fraction(1, 10), Fraction(1), 16)
@@ -61,10 +63,10 @@ def static_tree() -> list[float]:
 
 
 def mantissa() -> list[float]:
-    """Return a sign bit, 3 bits e of a decimal exponent and 4 mantissa bits m: m / 10 * 10**-e.
+    """Return the table of codes with a sign bit, 3 bits of a decimal exponent e, and 4 mantissa bits m.
 
-    Our choice: m counts tenths, 0 .. 15, and values above 1 (m > 10 at e = 0) are 1. Several codes have the same value,
-    as in any decimal format.
+    The value is m / 10 * 10**-e. The paper does not specify the range of m. Here, m is 0 to 15, and values above 1
+    (m > 10 at e = 0) become 1. Several codes have the same value, as in any decimal format.
     """
     magnitudes = [
         min(Fraction(m, 10) / 10**exponent, Fraction(1)) for exponent in range(8) for m in range(16)
@@ -73,12 +75,12 @@ def mantissa() -> list[float]:
 
 
 def _middles(low: Fraction, high: Fraction, parts: int) -> list[Fraction]:
-    """Return the middles of equal parts of [low, high], ascending."""
+    """Return the midpoints of equal parts of [low, high], in ascending order."""
     return [low + (high - low) * Fraction(2 * i + 1, 2 * parts) for i in range(parts)]
 
 
 def _with_signs(magnitudes: Iterable[Fraction]) -> list[float]:
-    """Return the magnitudes as codes 0 .. 127 and their negatives as 128 .. 255. The second zero is never written."""
+    """Return the values of codes 0 to 127, followed by their negatives. The second zero is never written."""
     positive = [float32(float(value)) for value in magnitudes]
     return positive + [-value if value else 0.0 for value in positive]
 
@@ -87,9 +89,9 @@ def _with_signs(magnitudes: Iterable[Fraction]) -> list[float]:
 
 
 def nf4() -> list[float]:
-    """Return quantiles of the normal distribution, divided by the largest: 7 below zero, zero, and 8 above.
+    """Return 7 negative quantiles of the normal distribution, zero, and 8 positive quantiles, divided by the largest.
 
-    Their probabilities are equal steps from .5, which is left out, to .9677083 and to 1 - .9677083.
+    The probabilities are equally spaced from .5, which is excluded, to .9677083 and to 1 - .9677083.
     """
     outermost, inverse = 0.9677083, NormalDist().inv_cdf
     positive = [float32(inverse(p)) for p in _linspace(outermost, 0.5, 9)[:-1]]
@@ -98,22 +100,25 @@ def nf4() -> list[float]:
 
 
 def fp4() -> list[float]:
-    """Return a sign bit and three bits: 0, 1/16, 8, 12, 4, 6, 2, 3, over 12. This is not OCP's e2m1 (`e2m1fn`)."""
+    """Return the table of codes with a sign bit and three bits for 0, 1/16, 8, 12, 4, 6, 2 and 3, divided by 12.
+
+    This is not OCP's e2m1 (`e2m1fn`).
+    """
     magnitudes = [value / 12 for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)]
     return _with_signs(map(Fraction, magnitudes))
 
 
 def dynamic_map() -> list[float]:
-    """Return 7 decades z with 2**(6 - z) values each, their negatives, 0 and 1, but not -1.
+    """Return the table with 0, 1 (but not -1), and positive and negative values in 7 decades.
 
-    The values of a decade are the middles of equal parts of [.1, 1], times 10**-z.
+    Decade z has 2**(6 - z) positive values: the midpoints of equal parts of [.1, 1], times 10**-z.
     """
     positive = [value for zeros in range(7) for value in _decade(2 ** (6 - zeros), zeros)]
     return sorted([*positive, *(-value for value in positive), 0.0, 1.0])
 
 
 def dynamic_map_unsigned() -> list[float]:
-    """Return dynamic_map with twice as many values in each decade and none below zero, for squares of gradients."""
+    """Return dynamic_map with twice as many values per decade, all nonnegative, for squares of gradients."""
     return sorted([*(value for zeros in range(7) for value in _decade(2 ** (7 - zeros), zeros)), 0.0, 1.0])
 
 
@@ -123,7 +128,7 @@ def _decade(parts: int, zeros: int) -> list[float]:
 
 
 def _linspace(start: float, end: float, n: int) -> list[float]:
-    """Return torch.linspace in float32, which counts from the nearer end."""
+    """Return the float32 values of torch.linspace, which computes each value from the nearer end."""
     start, end = float32(start), float32(end)
     step = float32(float32(end - start) / (n - 1))
     return [float32(start + step * i if i < n // 2 else end - step * (n - 1 - i)) for i in range(n)]
@@ -135,21 +140,21 @@ TABLES: dict[str, Callable[[], list[float]]] = {
 }
 
 
-# ---- float32 in the standard library
+# ---- float32 arithmetic with the standard library
 
 
 def float32(value: float) -> float:
-    """Round a number to float32. Raise ValueError if it is not a finite number."""
+    """Round a number to float32. Anything but a finite number raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"a codebook holds finite numbers, not {value!r}")
+        raise ValueError(f"a codebook must contain finite numbers, but got {value!r}")
     try:
-        return struct.unpack("<f", struct.pack("<f", value))[0] + 0.0  # no -0
+        return struct.unpack("<f", struct.pack("<f", value))[0] + 0.0  # turns -0 into 0
     except OverflowError:
         return math.copysign(math.inf, value)
 
 
 def at_most(value: float) -> float:
-    """Return the largest float32 that is at most a double in [-1, 1]."""
+    """Return the largest float32 that does not exceed `value`, a double in [-1, 1]."""
     rounded = float32(value)
     return rounded if rounded <= value else previous(rounded)
 

@@ -1,1 +1,1 @@
-"""Layers of networks whose products are rounded: linear and convolutional, attention, embeddings."""
+"""Layers whose products are rounded: linear and convolutional layers, attention and embeddings."""

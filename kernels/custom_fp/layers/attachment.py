@@ -1,20 +1,20 @@
 """Attach rounding to the modules of a user's model without changing what the user saves.
 
-`attach_` gives a module a class that is created here, a subclass of the module's own class. The module, its parameters
-and its other attributes stay the same objects. All objects of this package that the module refers to are stored in the
-attributes that `OURS` names, and in hooks that `add_hooks_` registers.
+`attach_` changes the class of a module to a subclass of its own class, which is created here. The module, its
+parameters and its other attributes stay the same objects. All objects of this package to which the module refers are
+stored in the attributes that `OURS` names, and in hooks that `add_hooks_` registers.
 
-A class is used rather than a forward hook or a new `forward` on the instance, because pickle writes the attributes of
-an instance, hooks included, and because shallow copies (DataParallel makes them) would call a function that is bound to
-another module. A class decides how its instances are written and copied:
+There are two reasons for using a class, and not a forward hook or a new `forward` on the instance. pickle saves the
+attributes of an instance, including hooks. Shallow copies, such as those of DataParallel, would call a function that is
+bound to another module. A class, in contrast, determines how its instances are saved and copied:
 
-    pickle, torch.save       The user's class and attributes are written, so the file loads without this package and
-                             with weights_only=True. The loaded model computes in float32 until a recipe is applied.
-    copy.deepcopy, copy.copy The copy computes as the original does. A deep copy has delayed scales of its own.
-    multiprocessing          A model that is passed to another process, as an argument or through a queue, computes as
-                             the original does.
-    torch.jit, torch.export, ONNX    The exported model is the user's, in float32. A warning says so.
-    module.__class__         This is the user's class, because pickle compares it with the class that it writes.
+    pickle, torch.save       The user's class and attributes are saved, so the file can be loaded without this package
+                             and with weights_only=True. The loaded model computes in float32 until a recipe is applied.
+    copy.deepcopy, copy.copy The copy computes in the same way as the original. A deep copy has its own delayed scales.
+    multiprocessing          A model that is passed to another process, as an argument or through a queue, computes in
+                             the same way as the original.
+    torch.jit, torch.export, ONNX    The exported model is the user's model, in float32. A warning is issued.
+    module.__class__         This is the user's class, because pickle compares it with the class that it saves.
                              Assigning to it, as fully_shard and parametrizations do, replaces the user's class and
                              keeps the rounding.
 """
@@ -41,13 +41,13 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 @dataclass
 class Attachment:
-    """What is attached to a module in addition to its arithmetic.
+    """The objects that are attached to a module in addition to its arithmetic.
 
     Attributes:
         settings: The user's values of the attributes that `override_` changed.
         hooks: The keys of our hooks in the module's dictionaries of hooks.
-        histories: The delayed scales that end a step when an optimizer updates a parameter of this module.
-        placement: The rules that round the model whose outermost module this is.
+        histories: The histories of delayed scales that have this module among their owners.
+        placement: The rules that round the model, if this module is the whole model.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Attachment:
 
 
 class Attached:
-    """The base of every class that `attach_` creates."""
+    """The base class of every class that `attach_` creates."""
 
     plain_class: ClassVar[type]
     rounding_class: ClassVar[type | None]
@@ -92,13 +92,13 @@ class Attached:
         _join(self)
 
     def __prepare_scriptable__(self) -> Any:
-        """Return what torch.jit.script compiles: copies, because it writes to `_modules` of all modules."""
+        """Return copies of the modules for torch.jit.script, because it writes to `_modules` of all modules."""
         this: Any = self
         _warn_of_export()
         return _plain_tree(this, {})
 
     def _parts(self) -> tuple:
-        """Return what recreates an object of this class, as `__reduce_ex__` does."""
+        """Return the parts from which an object of this class can be recreated, as `__reduce_ex__` does."""
         parts: Any = super().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         make, arguments, *state = parts
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
@@ -109,24 +109,26 @@ class Attached:
 
 @functools.cache
 def attached_class(plain_class: Any, rounding_class: Any) -> type:
-    """Return the subclass of `plain_class` whose forward is that of `rounding_class`, or the user's if that is None."""
+    """Return a subclass of `plain_class` with the forward method of `rounding_class`, or its own if that is None."""
     bases = (Attached, plain_class) if rounding_class is None else (Attached, rounding_class, plain_class)
     body: dict[str, Any] = {
         "plain_class": plain_class,
         "rounding_class": rounding_class,
         "__module__": __name__,
     }
-    body["_jit_override_qualname"] = _qualified_name(plain_class)  # names the class in files of TorchScript
+    body["_jit_override_qualname"] = _qualified_name(
+        plain_class
+    )  # the name of the class in TorchScript files
     if rounding_class is not None:
 
-        @functools.wraps(plain_class.forward)  # because libraries read the names of its parameters
+        @functools.wraps(plain_class.forward)  # libraries inspect the names of its parameters
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             source = plain_class if is_exporting() else rounding_class
             return source.forward(self, *args, **kwargs)
 
         body["forward"] = forward
     created: Any = type(plain_class.__name__, bases, body)
-    ForkingPickler.register(created, created._parts)  # what multiprocessing pickles
+    ForkingPickler.register(created, created._parts)  # determines what multiprocessing pickles
     return created
 
 
@@ -146,8 +148,8 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
     """Change the module's class to a subclass that rounds, and return its attachment.
 
     Args:
-        module: Any module. If it already has such a class, the class is kept unless `rounding_class` is given.
-        rounding_class: The class whose `forward` replaces the module's. None leaves `forward` alone.
+        module: Any module. If `attach_` already changed its class, the class is kept unless `rounding_class` is given.
+        rounding_class: The class whose `forward` replaces the module's, or None to keep the module's own.
     """
     if not is_attached(module) or rounding_class is not None:
         plain_class: Any = module.__class__
@@ -156,12 +158,12 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
 
 
 def is_attached(module: nn.Module) -> bool:
-    """Return True if `attach_` created the module's class."""
+    """Return whether `attach_` created the module's class."""
     return issubclass(type(module), Attached)
 
 
 def add_hooks_(module: nn.Module, before: Callable | None = None, after: Callable | None = None) -> None:
-    """Register a forward pre-hook and a forward hook. They are copied with the module, and never saved with it."""
+    """Register a forward pre-hook and a forward hook. They are copied with the module, but never saved."""
     hooks = attach_(module).hooks
     if before is not None:
         hooks.add(module.register_forward_pre_hook(before).id)
@@ -170,7 +172,7 @@ def add_hooks_(module: nn.Module, before: Callable | None = None, after: Callabl
 
 
 def override_(module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute of the module. What is saved has the user's value."""
+    """Set an attribute of the module. When the module is saved, the user's original value is written."""
     attach_(module).settings.setdefault(name, getattr(module, name))
     setattr(module, name, value)
 
@@ -207,7 +209,7 @@ def _new(plain_class: type, rounding_class: type | None) -> Any:
 
 
 def _join(copied: Any) -> None:
-    """Tell the delayed scales of a copied module which module it was copied from."""
+    """Add a copied module to the owners of its delayed scales."""
     histories = copied.attachment.histories
     if histories is not None:
         histories.owners.add(copied)

@@ -4,10 +4,11 @@
     P = softmax(S / sqrt(d) + mask), with dropout
     O = P V             `values`: input P, weight V, output_gradient dO
 
-Each of the two has three products (see products.py): forward, input_gradient (dQ = dS K, dP = dO V^T) and
-weight_gradient (dK = dS^T Q, dV = P^T dO). Scale, mask, softmax and dropout are computed in float32. Arguments have the
-same meaning as in torch's scaled_dot_product_attention: is_causal, boolean and additive masks, scale, grouped queries.
-A row without any key gives zeros, as in torch. torch's fused kernels add the same numbers in another order.
+Both `scores` and `values` have three products (see products.py): forward, input_gradient (dQ = dS K, dP = dO V^T) and
+weight_gradient (dK = dS^T Q, dV = P^T dO). Scale, mask, softmax and dropout are computed in float32. The arguments have
+the same meaning as in torch's scaled_dot_product_attention: is_causal, boolean and additive masks, scale, and grouped
+queries. A row without any visible key gives zeros, as in PyTorch. PyTorch's fused kernels add the same numbers in
+another order.
 
 Shapes: B batch, H heads, L queries, S keys, E elements of a head.
 """
@@ -34,7 +35,7 @@ _FUNCTION = F.scaled_dot_product_attention
 
 @dataclass
 class Attention:
-    """The arithmetic of both products.
+    """The arithmetic of both products of attention.
 
     Attributes:
         scores: The arithmetic of Q K^T.
@@ -50,7 +51,7 @@ class Attention:
         return bool(self.scores or self.values)
 
     def for_mode(self, training: bool) -> tuple[Arithmetic, Arithmetic]:
-        """Return both arithmetics. In evaluation, nothing is rounded stochastically."""
+        """Return the arithmetic of both products. In evaluation, nothing is rounded stochastically."""
         if training:
             return self.scores, self.values
         return self.scores.evaluated, self.values.evaluated
@@ -73,13 +74,13 @@ def attend(
     scores: Arithmetic,
     values: Arithmetic,
 ) -> Tensor:
-    """Compute torch.nn.functional.scaled_dot_product_attention with an arithmetic for each product.
+    """Compute torch.nn.functional.scaled_dot_product_attention with the given arithmetic for each product.
 
     Returns:
         A tensor of shape (..., L, E) with the query's dtype.
     """
     if is_causal and attn_mask is not None:
-        raise RuntimeError("scaled_dot_product_attention takes is_causal or attn_mask, not both")
+        raise RuntimeError("scaled_dot_product_attention accepts is_causal or attn_mask, but not both")
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
@@ -97,13 +98,13 @@ def attend(
 def probabilities(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, scores: Arithmetic
 ) -> Tensor:
-    """Return the attention weights as float32, (..., L, S).
+    """Return the attention weights as float32, of shape (..., L, S).
 
     Args:
         query: A tensor of shape (..., L, E).
         key: A tensor of shape (..., S, E).
-        mask: If boolean, true for the keys that a query sees. Otherwise, it is added to the scores.
-        scale: The factor of the scores.
+        mask: A boolean mask is true for keys that are visible to a query. Any other mask is added to the scores.
+        scale: The factor by which the scores are multiplied.
         scores: The arithmetic of the product.
     """
     if scores.accumulators:
@@ -118,7 +119,7 @@ def probabilities(
 
 
 def weighted_values(weights: Tensor, value: Tensor, values: Arithmetic) -> Tensor:
-    """Return the product of weights (..., L, S) and values (..., S, E) as float32, (..., L, E)."""
+    """Return the product of weights (..., L, S) and values (..., S, E) as float32, of shape (..., L, E)."""
     if values.accumulators:
         return values.multiply(Sums(values), weights, value)
     return values.multiply(Matrices(), weights, value.mT)
@@ -128,13 +129,13 @@ def _transpose(x: Tensor) -> Tensor:
     return x.mT
 
 
-# ---- calls of torch's function in a user's module
+# ---- calls of PyTorch's function in a user's module
 
 
 class _ReplaceAttention(TorchFunctionMode):
     """A mode in which scaled_dot_product_attention is computed with the arithmetic of `module`.
 
-    If the module has no arithmetic, torch's own function is called, whatever arithmetic the modules around it have.
+    If the module has no arithmetic, PyTorch's own function is called, even if modules around it have an arithmetic.
     """
 
     def __init__(self, module: Any) -> None:
@@ -147,14 +148,14 @@ class _ReplaceAttention(TorchFunctionMode):
             return func(*args, **kwargs)
         attention = self.module.attention_products
         attention.called = True
-        if not attention:  # the operator, because outer modes would replace a call of the function
+        if not attention:  # calls the operator, because outer modes would replace a call of the function
             return torch.ops.aten.scaled_dot_product_attention.default(*args, **kwargs)
         scores, values = attention.for_mode(self.module.training)
         return attend(*args, **kwargs, scores=scores, values=values)
 
 
 class AttentionCaller:
-    """The forward of a user's module in which calls of scaled_dot_product_attention are replaced."""
+    """The `forward` method of a user's module, in which calls of scaled_dot_product_attention are replaced."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the user's forward."""
@@ -163,7 +164,7 @@ class AttentionCaller:
 
 
 def replace_attention_(module: nn.Module) -> None:
-    """Replace scaled_dot_product_attention in the module's forward, and give it an `Attention` that rounds nothing yet.
+    """Replace scaled_dot_product_attention in the module's forward by an `Attention` that rounds nothing yet.
 
     The module stays the same object.
     """
@@ -179,7 +180,8 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with rounded products. Nested tensors are not supported.
 
     Attributes:
-        arithmetic: The arithmetic of the projections. If query, key and value are one tensor, one product projects it.
+        arithmetic: The arithmetic of the projections. If query, key and value are the same tensor, one product
+            projects all three.
         attention_products: The arithmetic of the two products of attention.
     """
 
@@ -194,7 +196,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
 
     @classmethod
     def attach_to(cls, module: nn.Module, arithmetic: Arithmetic) -> None:
-        """Make a torch.nn.MultiheadAttention compute with an arithmetic. It stays the same object."""
+        """Attach an arithmetic to a torch.nn.MultiheadAttention, which stays the same object."""
         super().attach_to(module, arithmetic)
         module.__dict__.setdefault("attention_products", Attention())
 
@@ -216,7 +218,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
             batch = 0 if self.batch_first else 1
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
-            if query is key is value:  # they have to stay one tensor
+            if query is key is value:  # keep them the same tensor, so that one product projects all three
                 inputs = (query.unsqueeze(batch),) * 3
             else:
                 inputs = query.unsqueeze(batch), key.unsqueeze(batch), value.unsqueeze(batch)
@@ -253,7 +255,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
         ]
 
     def _append_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Append the learned key and the zero key that the layer may have. Also return how many were appended."""
+        """Append the learned key and the zero key if the layer has them, and return how many were appended."""
         count = 0
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
@@ -270,9 +272,9 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
 def _additive_mask(
     q: Tensor, attn_mask: Tensor | None, padding: Tensor | None, extra_keys: int
 ) -> Tensor | None:
-    """Return what the masks of a MultiheadAttention add to the scores (B, H, L, S), or None for nothing.
+    """Return the float mask (B, H, L, S) that a MultiheadAttention adds to the scores, or None if it has no masks.
 
-    In these masks, true hides a key. The last `extra_keys` keys are visible to all queries.
+    In boolean masks of MultiheadAttention, true hides a key. The last `extra_keys` keys are visible to all queries.
     """
     B, H = q.shape[:2]
     masks = []

@@ -1,4 +1,4 @@
-"""Embeddings whose rows are rounded when they are looked up, and whose gradients are rounded when they arrive."""
+"""Embeddings that round the rows when they are looked up, and that round the gradients of these rows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from custom_fp.layers.products import FORWARD, WEIGHT_GRADIENT, round_along, rou
 class QuantEmbedding(Quantized, nn.Embedding):
     """torch.nn.Embedding with rounding.
 
-    It uses these roundings of its arithmetic and ignores all others:
+    The layer uses these roundings of its arithmetic and ignores all others:
 
         (weight, forward)                    rounds the rows that are looked up, each along its elements
-        (result, forward)                    rounds the output after that
+        (result, forward)                    rounds the output, after the rows were rounded
         (output_gradient, weight_gradient)   rounds the gradient of the output, each row along its elements
-        (result, weight_gradient)            rounds the gradient of the weight, after the rows were added in float32
+        (result, weight_gradient)            rounds the gradient of the weight, after rows are added in float32
 
-    A format with one scale for the tensor takes it from the rows that are looked up.
+    If the format has one scale for the tensor, only the rows that are looked up determine the scale.
     """
 
     def forward(self, index: Tensor) -> Tensor:
-        """Look up rows as torch.nn.Embedding does."""
+        """Look up rows in the same way as torch.nn.Embedding."""
         weight, get = self.weight, self.active_arithmetic.roundings.get
         if (rounding := get(("result", WEIGHT_GRADIENT))) is not None:
             weight = round_gradient(weight, rounding)

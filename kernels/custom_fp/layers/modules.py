@@ -1,16 +1,16 @@
-"""Layers whose matrix products run with an emulated accumulator, forward and backward, and a rounding layer.
+"""Layers whose matrix products use an emulated accumulator, forward and backward, and a layer that rounds activations.
 
-A layer computes what torch.nn's layer of the same arguments computes, with these differences:
+A layer computes the same as the torch.nn layer with the same arguments, except that these arguments change it:
 
-    operands               The input and the weight are rounded to this format first. The gradient passes straight
+    operands               The format to which the input and the weight are rounded first. The gradient passes straight
                            through.
-    gradients              The gradient of the output is rounded to this format before the backward products.
-    accumulator            The accumulator of the forward product: a format, to which every product and partial sum is
-                           rounded, or an `Accumulator` (see `custom_fp.matmul`).
+    gradients              The format to which the gradient of the output is rounded before the backward products.
+    accumulator            The accumulator of the forward product. It is either a format, to which every product and
+                           partial sum is rounded, or an `Accumulator` (see `custom_fp.matmul`).
     backward_accumulator   The accumulator of both products of the backward pass. The default is `accumulator`.
 
-With None, a step stays in float32. The bias is added in float32. Where windows of a convolution overlap, the parts of
-the input's gradient are added in float32.
+If an argument is None, that part stays in float32. The bias is added in float32. If windows of a convolution overlap,
+the parts of the input's gradient are added in float32.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Quantizer(nn.Module):
     """A layer that rounds activations and their gradients to the nearest value of a format, ties to even.
 
     Args:
-        forward: The format of the activations. None leaves them alone.
-        backward: The format of their gradients. None leaves them alone.
+        forward: The format of the activations, or None to leave them unchanged.
+        backward: The format of the gradients, or None to leave them unchanged.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Quantizer(nn.Module):
 
 
 class Quantized:
-    """The base of layers with rounded products: their arithmetic, and how to round an existing layer.
+    """The base class of layers with rounded products. It manages their arithmetic and can convert existing layers.
 
     Args:
-        *args: The arguments of torch.nn's layer.
-        accumulator: See the module's docstring, as for the other arguments.
-        backward_accumulator: See the module's docstring.
+        *args: The arguments of the torch.nn layer.
+        accumulator: See the docstring of this module.
+        backward_accumulator: See the docstring of this module.
         kahan: Use Kahan summation in all products.
-        operands: See the module's docstring.
-        gradients: See the module's docstring.
-        **kwargs: The keyword arguments of torch.nn's layer.
+        operands: See the docstring of this module.
+        gradients: See the docstring of this module.
+        **kwargs: The keyword arguments of the torch.nn layer.
     """
 
     arithmetic: Arithmetic
@@ -99,13 +99,13 @@ class Quantized:
 
     @classmethod
     def attach_to(cls, module: nn.Module, arithmetic: Arithmetic) -> None:
-        """Make a torch.nn layer compute with an arithmetic. It stays the same object (see attachment.py)."""
+        """Attach an arithmetic to a torch.nn layer, which stays the same object (see attachment.py)."""
         attach_(module, cls)
         module.__dict__["arithmetic"] = arithmetic
 
     @property
     def active_arithmetic(self) -> Arithmetic:
-        """The arithmetic of the layer's mode. In evaluation, nothing is rounded stochastically."""
+        """The arithmetic for the layer's mode. In evaluation, nothing is rounded stochastically."""
         return self.arithmetic if self.training else self.arithmetic.evaluated
 
     def extra_repr(self) -> str:
@@ -114,7 +114,7 @@ class Quantized:
 
 
 class QuantLinear(Quantized, nn.Linear):
-    """torch.nn.Linear with rounded products. The module's docstring explains the keyword arguments."""
+    """torch.nn.Linear with rounded products. The docstring of this module explains the keyword arguments."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias in the dtype of x."""
@@ -122,7 +122,7 @@ class QuantLinear(Quantized, nn.Linear):
 
 
 def project(arithmetic: Arithmetic, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute torch.nn.functional.linear with an arithmetic, and add the bias to the result in the dtype of x."""
+    """Compute torch.nn.functional.linear with the given arithmetic, and add the bias in the dtype of x."""
     if not arithmetic:
         return F.linear(x, weight, bias)
     if arithmetic.accumulators:
@@ -142,7 +142,7 @@ class _QuantConv(Quantized, _ConvNd):
     """A convolution with rounded products.
 
     If an accumulator is emulated, each group is one matrix product over the windows of the input (im2col). Otherwise,
-    torch's convolution is used. Shapes: B samples, G groups, C channels, M output channels, R windows in all.
+    PyTorch's convolution is used. Shapes: B samples, G groups, C channels, M output channels, R windows of all samples.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class _QuantConv(Quantized, _ConvNd):
         return F.pad(x, around, mode=mode) if any(around) else x
 
     def _windows(self, x: Tensor) -> Tensor:
-        """Return the windows of the input, (G, R, C / G * kernel...)."""
+        """Return the windows of the input, of shape (G, R, C / G * kernel...)."""
         x, dimensions = self._padded(x), len(self.kernel_size)
         for i, (size, stride, dilation) in enumerate(
             zip(self.kernel_size, self.stride, self.dilation, strict=True)
@@ -189,7 +189,7 @@ class _QuantConv(Quantized, _ConvNd):
         return grouped.reshape(self.groups, -1, group_in * math.prod(self.kernel_size))
 
     def _columns(self, weight: Tensor) -> Tensor:
-        """Return the weight as matrices, (G, C / G * kernel..., M / G)."""
+        """Return the weight as one matrix per group, of shape (G, C / G * kernel..., M / G)."""
         depth = self.in_channels // self.groups * math.prod(self.kernel_size)
         return weight.reshape(self.groups, self.out_channels // self.groups, depth).mT
 
@@ -205,15 +205,15 @@ class _QuantConv(Quantized, _ConvNd):
 
 
 class QuantConv1d(_QuantConv, nn.Conv1d):
-    """torch.nn.Conv1d with rounded products. The module's docstring explains the keyword arguments."""
+    """torch.nn.Conv1d with rounded products. The docstring of this module explains the keyword arguments."""
 
 
 class QuantConv2d(_QuantConv, nn.Conv2d):
-    """torch.nn.Conv2d with rounded products. The module's docstring explains the keyword arguments."""
+    """torch.nn.Conv2d with rounded products. The docstring of this module explains the keyword arguments."""
 
 
 class QuantConv3d(_QuantConv, nn.Conv3d):
-    """torch.nn.Conv3d with rounded products. The module's docstring explains the keyword arguments."""
+    """torch.nn.Conv3d with rounded products. The docstring of this module explains the keyword arguments."""
 
 
 LAYERS: dict[type[nn.Module], type[Quantized]] = {
@@ -225,14 +225,14 @@ LAYERS: dict[type[nn.Module], type[Quantized]] = {
 
 
 def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic: Any) -> nn.Module:
-    """Return a copy of a model whose Linear and Conv1d/2d/3d layers run with an emulated accumulator.
+    """Return a copy of a model whose Linear and Conv1d/2d/3d layers use an emulated accumulator.
 
-    Layers of a subclass (transposed convolutions, or a user's own) are left alone, and so are products outside of
+    Layers of subclasses (transposed convolutions, or a user's own) are not changed, and neither are products outside of
     layers, such as those of attention.
 
     Args:
         model: Any module.
-        skip: The names of layers to leave alone, with * and ? as in the shell ("head", "layers.0.*").
+        skip: The names of layers to leave unchanged, with * and ? as wildcards ("head", "layers.0.*").
         **arithmetic: The keyword arguments of the layers: accumulator, backward_accumulator, kahan, operands and
             gradients.
 
@@ -243,7 +243,7 @@ def quantize_model(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic
 
 
 def quantize_model_(model: nn.Module, *, skip: tuple[str, ...] = (), **arithmetic: Any) -> nn.Module:
-    """Change a model as `quantize_model` does, in place. Parameters stay the same objects, so optimizers keep them."""
+    """Change a model in place as `quantize_model` does. Parameters stay the same objects, which optimizers need."""
     layers = [item for item in model.named_modules(remove_duplicate=False) if type(item[1]) in LAYERS]
     for pattern in skip:
         if not any(fnmatch(name, pattern) for name, _ in layers):
@@ -265,12 +265,12 @@ def replace_layers_(
     chosen: Mapping[nn.Module, Arithmetic],
     kinds: Mapping[type[nn.Module], type[Quantized]] = LAYERS,
 ) -> nn.Module:
-    """Replace layers of a model, in place, by layers that compute with an arithmetic.
+    """Replace layers of a model, in place, by layers with rounded products.
 
     Args:
         model: Any module.
-        chosen: The layers to replace, with the arithmetic of each.
-        kinds: The class that replaces each class of layers.
+        chosen: The layers to replace, and the arithmetic of each new layer.
+        kinds: For each class of layers, the class that replaces it.
 
     Returns:
         The model, or the new layer if the model itself is replaced.
@@ -288,10 +288,10 @@ def replace_layers_(
 
 
 def unfused_settings(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """Return the modules, attributes and values that keep torch's encoder layers from their fused path.
+    """Return modules, attributes and values that prevent PyTorch's encoder layers from using their fused path.
 
-    In evaluation these layers hand the weights of their Linear layers to one fused float32 operator and never call the
-    Linear layers, unless one of these attributes says otherwise.
+    In evaluation, these layers pass the weights of their Linear layers to one fused float32 operator, and never call
+    the Linear layers. These attributes prevent this.
     """
     found: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():

@@ -4,21 +4,23 @@
     input_gradient    dx = dy w   operands output_gradient and weight
     weight_gradient   dw = dy x   operands output_gradient and input
 
-`Product` is an autograd function that computes these with a kernel: `Linear` and `Conv` use torch's operators and sum
-in float32, `Matrices` multiplies batches of matrices in float32, and `Sums` rounds every partial sum.
+`Product` is an autograd function that computes these products with a kernel. `Linear` and `Conv` use PyTorch's
+operators and sum in float32. `Matrices` multiplies batches of matrices in float32. `Sums` rounds every partial sum.
 
-If an operand's format has scales, its blocks run along the dimension that the product sums over, so that each block is
-a part of one dot product. The operand is then rounded separately for each product that reads it. The same holds for an
+If an operand's format has scales, its blocks run along the dimension that the product sums over, so each block is a
+part of one dot product. The operand is then rounded separately for each product that uses it. The same is true for an
 operand that is transformed (see `has_axis` of `Round`). If the blocks do not depend on the dimension, as with one scale
 for the tensor, or with tiles of a Linear layer's matrices, the operand is rounded once for both products. The products
 sum over these dimensions:
 
-    Linear    forward: the features. input_gradient: the output features. weight_gradient: the rows, with all leading
-              dimensions of x as one.
-    Conv      forward: the channels of a group. input_gradient: its output channels. weight_gradient: the batch, because
-              the positions differ for each element of the kernel. Tiles of a weight span output channels and channels.
-    Matrices  the last dimension, or the last but one if the product transposes the operand.
-    Sums      as the matrices have it. For Conv, channels and kernel positions count together, and so do all windows.
+    Linear    forward: the features. input_gradient: the output features. weight_gradient: the rows, where all leading
+              dimensions of x are flattened into one.
+    Conv      forward: the channels of a group. input_gradient: the output channels of a group. weight_gradient: the
+              batch, because the positions differ for each element of the kernel. Tiles of a weight span output channels
+              and channels.
+    Matrices  the last dimension, or the second to last if the product transposes the operand.
+    Sums      the same dimensions of the matrices. For Conv, channels and kernel positions form one dimension, and so do
+              all windows.
 """
 
 from __future__ import annotations
@@ -39,34 +41,38 @@ from custom_fp.formats.scalar import Format
 from custom_fp.ops import matmul, quantize
 
 PRODUCTS = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = ("forward", "input_gradient", "weight_gradient")
-ROLES = {  # the role of a tensor, and the products that it takes part in
+ROLES = {  # the role of a tensor -> the products in which it is used
     "input": (FORWARD, WEIGHT_GRADIENT),
     "weight": (FORWARD, INPUT_GRADIENT),
     "output_gradient": (INPUT_GRADIENT, WEIGHT_GRADIENT),
     "result": PRODUCTS,
 }
-OPERANDS = {  # the roles of each product's operands
+OPERANDS = {  # product -> the roles of its operands
     FORWARD: ("input", "weight"),
     INPUT_GRADIENT: ("output_gradient", "weight"),
     WEIGHT_GRADIENT: ("output_gradient", "input"),
 }
-FACTORS = {  # the operands in the order in which `Sums` multiplies them
+FACTORS = {  # product -> the roles of its operands, in the order in which `Sums` multiplies them
     **OPERANDS,
     WEIGHT_GRADIENT: ("input", "output_gradient"),
 }
 
+observer: Callable[[Arithmetic, Any], Any] | None = None
+"""If this is set, each product passes its arithmetic and its kernel to it and uses the kernel that it returns."""
+
 Round = Callable[[Tensor], Tensor]
-"""A function that rounds a tensor of any shape and passes the gradient straight through. It may have attributes:
+"""A function that rounds a tensor of any shape and passes the gradient straight through. It may have these attributes:
 
 has_axis: If true, operands are rounded by the method `along(x, axis)`, which may pad the dimension `axis` with zeros.
-has_tiles: If true, blocks are tiles of the last two dimensions, so that a matrix is rounded without an axis.
-nearest: The function that replaces this one in evaluation.
+has_tiles: If true, blocks are tiles of the last two dimensions, so a matrix is rounded without an axis.
+format: The name of the format, for reports.
+nearest: The function that replaces this function in evaluation.
 """
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """Round to the nearest value of a format, ties to even, as `custom_fp.quantize` does."""
+    """A function that rounds to the nearest value of a format, with ties to even, as `custom_fp.quantize` does."""
 
     fmt: NumberFormat | str
 
@@ -74,7 +80,7 @@ class Nearest:
     has_tiles: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        fmt = parse(self.fmt)  # here, because torch.compile cannot trace it
+        fmt = parse(self.fmt)  # parsed here, because torch.compile cannot trace it
         object.__setattr__(self, "has_axis", fmt.has_axis)
         object.__setattr__(self, "has_tiles", fmt.has_tiles)
 
@@ -91,17 +97,17 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How one layer computes its products. What is not listed is computed in float32.
+    """How a layer computes its products. Whatever is not listed is computed in float32.
 
     Attributes:
         roundings: The rounding of each tensor, by (role, product) as in `ROLES`.
-        accumulators: The name of each product's accumulator: a format, to which every product of two values and every
-            partial sum is rounded, or an `Accumulator` (see `custom_fp.matmul`).
+        accumulators: The name of each product's accumulator. It is either a format, to which every product of two
+            values and every partial sum is rounded, or an `Accumulator` (see `custom_fp.matmul`).
         kahan: The products that use Kahan summation.
-        evaluated: The arithmetic in evaluation, in which nothing is rounded stochastically.
+        evaluated: The arithmetic for evaluation, in which nothing is rounded stochastically.
 
     Raises:
-        ValueError: An accumulator with scales is given for a product whose operands are not rounded to its formats.
+        ValueError: An accumulator with scales is used for a product whose operands are not rounded to its formats.
     """
 
     roundings: Mapping[tuple[str, str], Round] = field(default_factory=dict)
@@ -127,7 +133,7 @@ class Arithmetic:
         operands: NumberFormat | str | None = None,
         gradients: NumberFormat | str | None = None,
     ) -> Arithmetic:
-        """Return the arithmetic that the keyword arguments of a `QuantLinear` describe (see modules.py)."""
+        """Return the arithmetic for the keyword arguments of a `QuantLinear` (see modules.py)."""
         backward = backward_accumulator or accumulator
         sums = {FORWARD: accumulator, INPUT_GRADIENT: backward, WEIGHT_GRADIENT: backward}
         formats = {"input": operands, "weight": operands, "output_gradient": gradients}
@@ -169,32 +175,34 @@ class Arithmetic:
             kernel: `Linear`, `Conv`, `Matrices` or `Sums`.
             x: The input.
             w: The weight.
-            x_as: Brings the rounded input into the layout that the kernel needs.
+            x_as: A function that converts the rounded input to the layout that the kernel needs.
             w_as: The same for the weight.
 
         Returns:
             The product as float32.
         """
+        if observer is not None:
+            kernel = observer(self, kernel)
         x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
         w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
         return Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self)
 
     def round_whole(self, role: str, product: str, x: Tensor) -> Tensor:
-        """Return a tensor, rounded without regard to a dimension if it is rounded at all."""
+        """Return a tensor, after rounding it as a whole if it is rounded."""
         rounding = self.roundings.get((role, product))
         return x if rounding is None else rounding(x)
 
     def round_for_product(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
-        """Return an operand, rounded along the dimension that the product sums over if its format depends on that."""
+        """Return an operand, after rounding it along the dimension of the sum if its rounding depends on that."""
         rounding: Any = self.roundings.get((role, product))
         return kernel.along(role, product, x, rounding.along) if _depends_on_axis(rounding, x, kernel) else x
 
     def _operands(
         self, role: str, one: str, other: str, x: Tensor, to_layout: Callable, kernel: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return an operand for the forward product and for a product of the backward pass.
+        """Return an operand for the forward product, and for a product of the backward pass.
 
-        The gradient flows through the first. The second is None if it is equal to the first.
+        The gradient flows through the first tensor. The second one is None if it equals the first.
         """
         forward_rounding, backward_rounding = (self.whole_rounding(role, p, x, kernel) for p in (one, other))
         forward = to_layout((x if forward_rounding is None else forward_rounding(x)).float())
@@ -204,20 +212,20 @@ class Arithmetic:
         return forward, to_layout((x if backward_rounding is None else backward_rounding(x)).float())
 
     def whole_rounding(self, role: str, product: str, x: Tensor, kernel: Any) -> Round | None:
-        """Return the rounding of an operand if it does not depend on the dimension that a product sums over."""
+        """Return the rounding of an operand, or None if it depends on the dimension that the product sums over."""
         rounding = self.roundings.get((role, product))
         return None if _depends_on_axis(rounding, x, kernel) else rounding
 
 
 def round_along(rounding: Any, x: Tensor, axis: int) -> Tensor:
-    """Round a tensor in blocks along a dimension if the rounding has blocks, and else without regard to it."""
+    """Round a tensor in blocks along a dimension, or as a whole if the rounding has no blocks."""
     return rounding.along(x, axis) if getattr(rounding, "has_axis", False) else rounding(x)
 
 
 def _check_scaled_operands(
     accumulators: Mapping[str, str], roundings: Mapping[tuple[str, str], Round]
 ) -> None:
-    """Raise ValueError if an accumulator with scales reads an operand that is not rounded to its format."""
+    """Raise ValueError if an accumulator with scales has an operand that is not rounded to the accumulator's format."""
     for product, name in accumulators.items():
         how = Accumulator.parse(name) if is_name(name) else None
         if how is None or not how.scales:
@@ -227,8 +235,8 @@ def _check_scaled_operands(
             found = getattr(rounding, "format", getattr(rounding, "fmt", None))
             if rounding is None or (found is not None and str(found) != str(fmt)):
                 raise ValueError(
-                    f"accumulator {name} of the {product} product takes the {role} in {fmt}, and it is in "
-                    f"{found or 'float32'}: a rule with role: {role}, product: {product}, format: {fmt} rounds it"
+                    f"accumulator {name} of the {product} product requires the {role} in {fmt}, but it is in "
+                    f"{found or 'float32'}; add a rule with role: {role}, product: {product}, format: {fmt}"
                 )
 
 
@@ -252,9 +260,9 @@ def _depends_on_axis(rounding: Round | None, x: Tensor, kernel: Any) -> bool:
 
 
 class Product(torch.autograd.Function):
-    """The autograd function of the three products.
+    """The autograd function for the three products.
 
-    The products of the backward pass read x_backward and w_backward instead of x and w, unless these are None. The
+    The products of the backward pass use x_backward and w_backward instead of x and w, unless these are None. The
     arithmetic is the same under torch.autocast.
     """
 
@@ -289,7 +297,7 @@ class Product(torch.autograd.Function):
             arithmetic.whole_rounding("output_gradient", p, grad, kernel) for p in ROLES["output_gradient"]
         )
         grad_x = grad if rounding_x is None else rounding_x(grad)
-        # If both products round alike, the gradient is rounded once, so that they see the same random bits.
+        # If both products round in the same way, round the gradient only once, so that they use the same random bits.
         other = grad if rounding_w in (None, rounding_x) else rounding_w(grad)
         grad_w = grad_x if rounding_w == rounding_x else other
         dx = dw = None
@@ -311,14 +319,14 @@ class Product(torch.autograd.Function):
 
 # ---- kernels
 #
-# A kernel computes the three products from x, w and the gradient of y, in float32. `input_gradient` reads only the
-# shape of x, and `weight_gradient` only that of w. `along` rounds an operand along the dimension that is summed over.
+# A kernel computes the three products from x, w and the gradient of y, in float32. `input_gradient` uses only the shape
+# of x, and `weight_gradient` only the shape of w. `along` rounds an operand along the dimension that is summed over.
 
 Along = Callable[[Tensor, int], Tensor]
 
 
 class Linear:
-    """The products of a linear layer: x (..., K), w (M, K), y (..., M)."""
+    """The products of a linear layer with x (..., K), w (M, K) and y (..., M)."""
 
     def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
         if product == WEIGHT_GRADIENT:
@@ -336,7 +344,7 @@ class Linear:
 
 
 class Matrices:
-    """The products of batches of matrices: x (..., L, K), w (..., S, K), y = x w^T (..., L, S)."""
+    """The products of batches of matrices with x (..., L, K), w (..., S, K) and y = x w^T (..., L, S)."""
 
     def along(self, role: str, product: str, x: Tensor, rounded: Along) -> Tensor:
         transposed = (role, product) == ("weight", INPUT_GRADIENT) or product == WEIGHT_GRADIENT
@@ -354,7 +362,7 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Conv:
-    """The products of a zero-padded convolution: x (B, C, ...), w (M, C / groups, ...), y (B, M, ...)."""
+    """The products of a zero-padded convolution with x (B, C, ...), w (M, C / groups, ...) and y (B, M, ...)."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -366,7 +374,7 @@ class Conv:
             return rounded(x, 0)
         if role != "weight":  # each group is summed separately
             return rounded(x.unflatten(1, (self.groups, -1)), 2).flatten(1, 2)
-        matrices = x.unflatten(0, (self.groups, -1)).movedim((1, 2), (-2, -1))  # so that tiles can be cut
+        matrices = x.unflatten(0, (self.groups, -1)).movedim((1, 2), (-2, -1))  # can be cut into tiles
         matrices = rounded(matrices, -1 if product == FORWARD else -2)
         return matrices.movedim((-2, -1), (1, 2)).flatten(0, 1)
 
@@ -391,7 +399,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class Sums:
-    """The products of x (..., R, K) and w (..., K, M), y (..., R, M), with each product's accumulator."""
+    """The products of x (..., R, K), w (..., K, M) and y (..., R, M), computed with each product's accumulator."""
 
     arithmetic: Arithmetic
 
@@ -417,7 +425,7 @@ class Sums:
 
 
 def round_gradient(x: Tensor, rounding: Round) -> Tensor:
-    """Return a view of x whose gradient is rounded on its way back to x."""
+    """Return a view of x. In the backward pass, its gradient is rounded before it reaches x."""
     return (_RoundGradient if torch.compiler.is_compiling() else _RoundGradientWithJvp).apply(x, rounding)
 
 
@@ -438,7 +446,7 @@ class _RoundGradient(torch.autograd.Function):
 
 
 class _RoundGradientWithJvp(_RoundGradient):
-    """Adds the identity for forward-mode gradients, which torch.compile does not allow in a Function."""
+    """Adds forward-mode differentiation, an identity. torch.compile does not support it in an autograd function."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:

@@ -1,1 +1,1 @@
-"""The operators as torch knows them: their table, what they accept, their registration and vmap."""
+"""The operators: their table, the checks of their arguments, their registration with PyTorch, and their vmap rules."""

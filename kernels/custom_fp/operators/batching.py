@@ -1,7 +1,7 @@
 """vmap rules of the operators.
 
-A rule takes (operator, info, in_dims, *arguments), as torch.library.register_vmap describes, and returns the result and
-its batch dimension.
+A rule has the arguments (operator, info, in_dims, *arguments) that torch.library.register_vmap defines. It returns the
+result and the batch dimension of the result.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def one_by_one(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments
 
 
 def elementwise(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-    """Call the operator once on the whole batch, unless the format has scales that several values share.
+    """Call the operator once on the whole batch, or once per element of the batch if several values share a scale.
 
-    Stochastic rounding then draws by the index of an element within the batched tensor.
+    In a single call, stochastic rounding uses the index of each element within the batched tensor.
     """
     if any(read(arguments[i]).together != 1 for i in operator.formats):
         return one_by_one(operator, info, in_dims, *arguments)
@@ -56,7 +56,7 @@ def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def along_axis(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-    """Move the batch to the front of an operator's only tensor, and count its `axis` argument from the end."""
+    """Move the batch dimension of the only tensor to the front, and adapt `axis` by counting it from the end."""
     i = [argument.name for argument in operator.op._schema.arguments].index("axis")
     x = arguments[0].movedim(in_dims[0], 0)
     rows = x if x.dim() > 1 else x.unsqueeze(-1)
@@ -67,7 +67,7 @@ def along_axis(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments
 
 
 def matrix_product(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-    """Move the batch to the front of both factors, and give them the same number of dimensions."""
+    """Move the batch dimension of both factors to the front, and give both the same number of dimensions."""
     a, b, *rest = arguments
     a, b = (
         x.unsqueeze(0) if d is None else x.movedim(d, 0) for x, d in zip((a, b), in_dims[:2], strict=True)

@@ -1,4 +1,4 @@
-"""Checks of the operators' arguments, and the shapes and dtypes of encoded tensors."""
+"""Check the arguments of operators, and compute the shapes and dtypes of encoded tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_float(x: object) -> None:
 
 
 def check_axis(axis: object, x: Tensor | Sequence[int]) -> int | None:
-    """Return an axis of a tensor, or of a shape, as a number from 0 on. None stays None."""
+    """Return an axis of a tensor, or of a shape, as a nonnegative index. None stays None."""
     if axis is None:
         return None
     if not isinstance(axis, int) or isinstance(axis, bool):
@@ -38,94 +38,98 @@ def check_axis(axis: object, x: Tensor | Sequence[int]) -> int | None:
         raise ValueError(f"axis is {axis}, but the tensor has no dimensions; allowed: None")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
-            f"axis is {axis}; allowed for shape {shape}: {-len(shape)}..{len(shape) - 1}, or None"
+            f"axis is {axis}; allowed for shape {shape}: {-len(shape)} to {len(shape) - 1}, or None"
         )
     return axis % len(shape)
 
 
 def check_codes(encoded: Sequence[object], fmt: NumberFormat, axis: int | None = None) -> None:
-    """Raise TypeError or ValueError unless `encoded` is what `encode` returns: codes, then any scales."""
+    """Raise TypeError or ValueError unless `encoded` can be the result of `encode`: codes, followed by any scales."""
     x = encoded[0]
     if not isinstance(x, Tensor) or x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool:
-        raise TypeError(f"decode takes integer codes; got {describe(x)}")
+        raise TypeError(f"decode requires integer codes; got {describe(x)}")
     if fmt.has_scales and x.dtype is not torch.uint8:
-        raise TypeError(f"decode takes uint8 codes of {fmt}; got {describe(x)}")
+        raise TypeError(f"decode requires uint8 codes for {fmt}; got {describe(x)}")
     expected = scale_shapes(fmt, x.shape, axis)
     if len(encoded) != 1 + len(expected):
         third = "zero points" if fmt.has_zero_point else "the tensor's scale"
         needed = ("codes alone", "codes and scales", f"codes, scales and {third}")[len(expected)]
-        raise ValueError(f"decode takes {needed} of {fmt}; got {len(encoded)} tensors")
+        raise ValueError(f"decode requires {needed} of {fmt}; got {len(encoded)} tensors")
     for scales, (shape, dtype) in zip(encoded[1:], expected, strict=True):
         if not isinstance(scales, Tensor) or scales.dtype is not dtype or scales.shape != tuple(shape):
             what = "zero points" if scales is not encoded[1] and fmt.has_zero_point else "scales"
             number = f"{math.prod(shape)} {what}" if shape else "one tensor's scale"
             along = "" if len(shape) < 2 and axis is None else f" of shape {list(shape)}"
             raise ValueError(
-                f"{x.numel()} values of {fmt} have {number} of {dtype}{along}; got {describe(scales)}"
+                f"for {x.numel()} values of {fmt}, decode requires {number} of {dtype}{along}; got {describe(scales)}"
                 + (f" of shape {list(scales.shape)}" if isinstance(scales, Tensor) else "")
             )
 
 
 def check_terms(what: str, tensors: Sequence[Tensor]) -> None:
-    """Raise ValueError unless there is at least one tensor, and all have one device and one shape."""
+    """Raise ValueError unless there is at least one tensor, and all tensors have the same device and shape."""
     if not tensors:
-        raise ValueError(f"{what} needs at least one tensor")
+        raise ValueError(f"{what} requires at least one tensor; got none")
     first = tensors[0]
     for tensor in tensors[1:]:
         if tensor.device != first.device:
-            raise ValueError(f"{what} needs tensors on one device; got {first.device} and {tensor.device}")
+            raise ValueError(f"{what} requires tensors on one device; got {first.device} and {tensor.device}")
         if tensor.shape != first.shape:
             raise ValueError(
-                f"{what} needs tensors of one shape; got {list(first.shape)} and {list(tensor.shape)}"
+                f"{what} requires tensors of one shape; got {list(first.shape)} and {list(tensor.shape)}"
             )
 
 
 def check_bytes(
     what: str, data: object, shape: int | Sequence[int], fmt: NumberFormat, axis: int | None = None
 ) -> None:
-    """Raise TypeError or ValueError unless `data` holds the packed values of a tensor of this shape."""
+    """Raise TypeError or ValueError unless `data` can be the packed values of a tensor of this shape."""
     if not isinstance(data, Tensor) or data.dtype is not torch.uint8:
-        raise TypeError(f"{what} takes uint8 bytes; got {describe(data)}")
+        raise TypeError(f"{what} requires packed bytes of dtype uint8; got {describe(data)}")
     size = fmt.packed_size(shape, axis)
     if data.dim() != 1 or data.numel() != size:
         n = shape if isinstance(shape, int) else math.prod(shape)
         raise ValueError(
-            f"{what}: {n} values of {fmt} are {size} bytes; got a tensor of shape {list(data.shape)}"
+            f"{what} requires {size} bytes for {n} values of {fmt}; got a tensor of shape {list(data.shape)}"
         )
 
 
 def check_matrices(a: Tensor, b: Tensor) -> None:
-    """Raise TypeError or ValueError unless a and b are matrices, or batches of them, that can be multiplied."""
+    """Raise TypeError or ValueError unless a and b are matrices, or batches of matrices, that can be multiplied."""
     given: tuple[object, ...] = a, b
     for x in given:
         if not isinstance(x, Tensor) or x.dtype not in (torch.float32, *_NARROW):
-            raise TypeError(f"matmul takes float32, float16 or bfloat16 tensors; got {describe(x)}")
+            raise TypeError(f"matmul requires float32, float16 or bfloat16 tensors; got {describe(x)}")
         if x.dim() < 2:
-            raise ValueError(f"matmul takes matrices or batches of them; got shape {list(x.shape)}")
+            raise ValueError(f"matmul requires matrices or batches of matrices; got shape {list(x.shape)}")
     if a.device != b.device:
-        raise ValueError(f"matmul needs tensors on one device; got {a.device} and {b.device}")
+        raise ValueError(f"matmul requires tensors on one device; got {a.device} and {b.device}")
     if a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"matmul: {list(a.shape)} and {list(b.shape)} cannot be multiplied")
+        raise ValueError(
+            f"matrices of shapes {list(a.shape)} and {list(b.shape)} cannot be multiplied; "
+            "the columns of the first must equal the rows of the second"
+        )
 
 
 def code_dtype(fmt: NumberFormat) -> torch.dtype:
-    """Return the dtype of a format's codes, which are never negative."""
+    """Return the dtype of a format's codes. Codes are never negative."""
     if fmt.code_bits <= 8:
         return torch.uint8
     return torch.int32 if fmt.code_bits < 32 else torch.int64
 
 
 def scale_dtype(fmt: NumberFormat) -> torch.dtype:
-    """Return the dtype of encoded scales: float32, or uint8 for scales of 8 bits."""
+    """Return the dtype of encoded scales: uint8 for scales of 8 bits, and otherwise float32."""
     return torch.float32 if fmt.scale_bits == 32 else torch.uint8
 
 
 def scale_shapes(
     fmt: NumberFormat, shape: Sequence[int], axis: int | None = None
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Return the shapes and dtypes of what `encode` returns after the codes.
+    """Return the shape and dtype of each tensor that `encode` returns after the codes.
 
-    These are the scales of the blocks, and then their zero points or the scale of the tensor, if the format has them.
+    These are the scales of the blocks, followed by the zero points or by the scale of the tensor if the format has
+    them.
     """
     if not fmt.has_scales:
         return []
@@ -136,20 +140,20 @@ def scale_shapes(
 
 
 def dense(x: Tensor) -> Tensor:
-    """Return x as a contiguous tensor without torch's lazy negation bit, so that its memory holds its values."""
+    """Return x as a contiguous tensor without PyTorch's lazy negation bit, so that its memory contains its values."""
     x = x if x.is_contiguous() else x.contiguous()
     return x.resolve_neg() if x.is_neg() else x
 
 
 def as_source(x: Tensor) -> Tensor:
-    """Return x as backends take it: dense, and float32 or float64. Smaller dtypes are widened exactly."""
+    """Return x in the form that backends require: dense, and float32 or float64. Smaller dtypes are widened exactly."""
     if x.dtype is torch.float32 and x.is_contiguous() and not x.is_neg():
         return x
     return dense(x.float() if x.dtype in _NARROW else x)
 
 
 def check_out(out: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise TypeError or ValueError unless `out` can hold the result."""
+    """Raise TypeError or ValueError unless `out` has the shape, dtype and device of the result."""
     if not isinstance(out, Tensor) or out.dtype is not dtype:
         raise TypeError(f"out must be a tensor of {dtype}; got {describe(out)}")
     if out.shape != tuple(shape) or out.device != device:
@@ -161,23 +165,23 @@ def check_out(out: object, shape: Sequence[int], dtype: torch.dtype, device: tor
 def can_be_written(out: Tensor, inputs: Sequence[Tensor]) -> bool:
     """Return whether a backend may write its result directly to `out`.
 
-    It may not if `out` is not dense, or if `out` is one of several inputs other than the first, because a backend still
-    reads these while it writes.
+    It may not if `out` is not dense. It also may not if `out` is an input other than the first one, because a backend
+    still reads these inputs while it writes.
 
     Raises:
-        RuntimeError: `out` shares a part of its memory with an input, as torch's operators raise.
+        RuntimeError: `out` shares a part of its memory with an input. PyTorch's own operators also raise this error.
     """
     for x in inputs:
         if _overlaps_partly(out, x):
             raise RuntimeError(
-                "out overlaps an input in memory without being that input; clone() one of them first"
+                "out overlaps an input in memory without being the same tensor; call clone() on one of them first"
             )
     is_read_later = len(inputs) > 1 and any(x.data_ptr() == out.data_ptr() for x in inputs[1:])
     return out.is_contiguous() and not out.is_neg() and not is_read_later
 
 
 def _overlaps_partly(a: Tensor, b: Tensor) -> bool:
-    """Return whether two different tensors share memory. Strided tensors may interleave, so they never count."""
+    """Return whether two different tensors share memory. Tensors with gaps are ignored, since they may interleave."""
     start_a, start_b = a.data_ptr(), b.data_ptr()
     distance = start_b - start_a if start_a <= start_b else start_a - start_b
     if distance >= _extent(a if start_a <= start_b else b) or a.device != b.device:
@@ -190,7 +194,7 @@ def _overlaps_partly(a: Tensor, b: Tensor) -> bool:
 
 
 def _extent(x: Tensor) -> int:
-    """Return the number of bytes from the first element of x to the end of the last one."""
+    """Return the number of bytes from the start of the first element of x to the end of the last element."""
     if x.is_contiguous():
         return x.nbytes
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
@@ -198,17 +202,17 @@ def _extent(x: Tensor) -> int:
 
 
 def check_seed(seed: Any) -> int | None:
-    """Return a seed as the signed 64-bit integer that operators take. None stays None.
+    """Return a seed as the signed 64-bit integer that operators require. None stays None.
 
-    Like torch.manual_seed, this accepts any signed or unsigned 64-bit integer.
+    Like torch.manual_seed, this function accepts any signed or unsigned 64-bit integer.
     """
     if seed is None:
         return None
     try:
-        # operator.index is called only if needed, because torch.compile would make its result a constant.
+        # operator.index is called only if necessary, because torch.compile would make its result a constant.
         number = seed if type(seed) is int else operator.index(seed)
     except TypeError:
         raise TypeError(f"seed is {seed!r}; it must be an integer or None") from None
     if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"seed is {number}; allowed: -2**63 .. 2**64 - 1")
+        raise ValueError(f"seed is {number}; allowed: -2**63 to 2**64 - 1")
     return number if number < 1 << 63 else number - (1 << 64)

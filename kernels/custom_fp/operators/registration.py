@@ -1,11 +1,11 @@
 """Registration of the operators in table.py with torch.library, as torch.ops.custom_fp.NAME.
 
-Each function of the table describes one operator: the shapes and dtypes of its results, and how to compute them. From
-this description, `Operator` makes the kernel for real tensors, the fake kernel, the vmap rule and the autograd kernel.
-torch.library has no type for number formats, so formats are passed as text (`names.spelled`).
+Each function in table.py describes one operator: the shapes and dtypes of its results, and how to compute them. From
+this description, `Operator` creates the kernel for real tensors, the fake kernel, the vmap rule and the autograd
+kernel. torch.library has no type for number formats, so formats are passed as text (`names.spelled`).
 
-Operators that may draw a random seed are tagged nondeterministic_seeded, because a compiler would merge two equal calls
-otherwise. `torch.library.custom_op` is not used, because its overhead in Python exceeds the rest of a small call.
+Operators that may draw a random seed are tagged nondeterministic_seeded. Otherwise, a compiler would merge two equal
+calls. `torch.library.custom_op` is not used, because its Python overhead exceeds the rest of a small call.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from custom_fp.operators.checks import can_be_written, check_out
 
 Shapes = Sequence[tuple[Sequence[int], torch.dtype]]
 Plan = tuple[Shapes, Tensor, Callable[..., None]]
-"""The shape and dtype of each result, a tensor on the device of the results, and a function that fills the results."""
+"""The shape and dtype of each result, a tensor on the device of the results, and a function that writes the results."""
 
 _FORMATS = ("fmt",)
 _ACCUMULATORS = ("accumulator", "backward")
 _PLAIN_TYPES = (Tensor, Parameter)
 
 _is_compiling = torch.compiler.is_compiling
-_interpreter = torch._C._functorch.peek_interpreter_stack  # torch.func's current transform, or None
+_interpreter = (
+    torch._C._functorch.peek_interpreter_stack
+)  # returns the current transform of torch.func, or None
 _is_grad_enabled = torch.is_grad_enabled
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
@@ -45,7 +47,7 @@ _library = Library("custom_fp", "FRAGMENT")
 
 @dataclass(frozen=True)
 class Derivative:
-    """The static methods of a torch.autograd.Function. Without `jvp`, there are no forward-mode gradients."""
+    """The static methods of a torch.autograd.Function. Without `jvp`, forward-mode gradients are not available."""
 
     setup_context: Callable[..., None]
     backward: Callable[..., Any]
@@ -53,13 +55,13 @@ class Derivative:
 
 
 class Operator:
-    """An operator of the table. A call computes directly if it can, and otherwise goes through torch's dispatcher.
+    """An operator of the table. A call computes directly if possible, and otherwise uses PyTorch's dispatcher.
 
     Args:
-        plan: The function of the table. It checks the arguments and returns a `Plan`.
-        schema: The arguments (tensors first) and the result, in torch's notation.
+        plan: The function in table.py. It checks the arguments and returns a `Plan`.
+        schema: The arguments (tensors first) and the result, in the notation of torch.library.
         vmap: The vmap rule, from batching.py.
-        derivative: The gradient. If None, results are detached.
+        derivative: The gradient, or None if results are detached.
         draws: Whether the operator may draw a random seed.
     """
 
@@ -99,13 +101,13 @@ class Operator:
             if interpreter is None and not _count_modes() and _are_plain(tensors, out):
                 return self.compute(*arguments, out=out)
         if not all(isinstance(x, Tensor) for x in tensors):
-            return self.compute(*arguments, out=out)  # raises the error of the operator's own checks
+            return self.compute(*arguments, out=out)  # raises the operator's own error message
         if out is None:
             return self.op(*self._for_op(arguments, detach=not self.has_derivative))
         results = self.op(*self._for_op(arguments, detach=True))
         (result,) = self._one(results) if self.gives_list else (results,)
         check_out(out, result.shape, result.dtype, result.device)
-        with torch.no_grad():  # a compiler turns this into a write to `out`
+        with torch.no_grad():  # under torch.compile, this becomes a write to `out`
             out.copy_(result)
         return [out] if self.gives_list else out
 
@@ -143,7 +145,7 @@ class Operator:
         return [out] if self.gives_list else out
 
     def compute_fake(self, *arguments: Any) -> Any:
-        """Run the same checks on fake tensors, and return results without values."""
+        """Check the arguments as `compute` does, and return results without values for fake tensors."""
         shapes, like, _ = self.plan(*arguments)
         results = [torch.empty(shape, dtype=dtype, device=like.device) for shape, dtype in shapes]
         return results if self.gives_list else results[0]
@@ -153,11 +155,13 @@ class Operator:
 
     def _one(self, results: Sequence[Any]) -> Sequence[Any]:
         if len(results) > 1:
-            raise ValueError(f"{self.name} returns codes and scales for this format, so it takes no out")
+            raise ValueError(
+                f"out cannot be used here, because {self.name} returns codes and scales for this format"
+            )
         return results
 
     def _for_op(self, arguments: Sequence[Any], detach: bool = False) -> list[Any]:
-        """Return the arguments for torch.ops: formats as text, and tensors detached if `detach` is set."""
+        """Return the arguments for torch.ops, with formats as text and, if `detach` is set, detached tensors."""
         converted = list(arguments)
         for i in self.formats:
             converted[i] = _format_text(converted[i])
@@ -176,7 +180,7 @@ class Operator:
             return self.op(*arguments)
 
     def _autograd(self, *arguments: Any) -> Any:
-        """Run as the autograd kernel of torch.ops.custom_fp.NAME. If no gradient is needed, compute directly."""
+        """Implement the autograd kernel of torch.ops.custom_fp.NAME. If no gradient is needed, compute directly."""
         tensors = arguments[: self.tensors]
         if forward_level() >= 0 or _need_gradient(tensors):
             return self.function_below.apply(*arguments)
@@ -184,14 +188,14 @@ class Operator:
 
 
 def operator(schema: str, **options: Any) -> Callable[[Callable[..., Plan]], Operator]:
-    """Decorate a function of the table, which becomes an `Operator` with this schema."""
+    """Return a decorator that turns a function of the table into an `Operator` with the given schema."""
     return lambda plan: Operator(plan, schema, **options)
 
 
 def _function(
     operator: Operator, derivative: Derivative, vmap: Callable | None, forward: Callable
 ) -> type[torch.autograd.Function]:
-    """Return the autograd function of an operator. torch.func.grad does not see an operator's autograd kernel."""
+    """Return the autograd function of an operator. torch.func.grad needs it, since it ignores autograd kernels."""
     methods = {"forward": forward, "vmap": vmap, **vars(derivative)}
     defined = {name: staticmethod(method) for name, method in methods.items() if method is not None}
     return type(operator.name.capitalize(), (torch.autograd.Function,), defined)
@@ -199,7 +203,7 @@ def _function(
 
 def _new(shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
     if like.dtype is dtype and like.shape == shape and like.is_contiguous():
-        return torch.empty_like(like)  # costs a third of passing shape, dtype and device
+        return torch.empty_like(like)  # takes a third of the time of torch.empty(shape, dtype, device)
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
@@ -211,30 +215,32 @@ def _accumulator_text(how: Accumulator | NumberFormat | str) -> str:
     return accumulator.spelled(how)
 
 
-# For a compiler, these texts are constants. torch.compiler.assume_constant_result sets the same attribute, but it first
-# imports all of torch's compiler, which takes a second.
+# torch.compile treats these texts as constants. torch.compiler.assume_constant_result sets the same attribute, but it
+# first imports the whole compiler, which takes a second.
 _format_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _accumulator_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_plain(*tensors: object) -> bool:
-    """Return whether a call on these tensors may compute directly, without torch's dispatcher.
+    """Return whether a call on these tensors may compute directly, without PyTorch's dispatcher.
 
-    It may not within a compiler, a dispatch mode or a torch.func transform, or for tensor subclasses. Computing
-    directly matters for small tensors, because the dispatcher costs more than their arithmetic.
+    The dispatcher is required for tensor subclasses and within a compiler, a dispatch mode or a torch.func transform.
+    Computing directly matters for small tensors, because the dispatcher costs more than their arithmetic.
     """
     return not _is_compiling() and _interpreter() is None and not _count_modes() and _are_plain(tensors)
 
 
 def _are_plain(tensors: Sequence[object], out: object = None) -> bool:
-    for tensor in tensors:  # a loop, because a generator expression would cost more than the rest of the call
+    for (
+        tensor
+    ) in tensors:  # a loop, because a generator expression would take longer than the rest of the call
         if type(tensor) not in _PLAIN_TYPES:
             return False
     return out is None or type(out) in _PLAIN_TYPES
 
 
 def _is_differentiated(tensors: Sequence[object], interpreter: Any) -> bool:
-    """Return whether autograd (forward or backward) or a torch.func transform follows a call on these tensors."""
+    """Return whether a call on these tensors is differentiated or is part of another torch.func transform."""
     if interpreter is not None:
         return interpreter.key() != torch._C._functorch.TransformType.Functionalize
     return forward_level() >= 0 or _need_gradient(tensors)
@@ -249,5 +255,5 @@ def _need_gradient(tensors: Sequence[object]) -> bool:
 
 
 def forward_level() -> int:
-    """Return the depth of torch.autograd.forward_ad's dual levels, counted from 0, or -1 outside of them."""
+    """Return the nesting depth of torch.autograd.forward_ad's dual levels, counted from 0, or -1 outside of them."""
     return forward_ad._current_level

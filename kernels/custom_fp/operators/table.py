@@ -1,12 +1,12 @@
-"""The table of operators: what each one checks, the shape of its results, and which backend function computes them.
+"""The table of operators: how arguments are checked, which shapes results have, and which backend function runs.
 
-A function of this table checks its arguments and returns a `Plan`: the shapes and dtypes of the results, a tensor on
-their device, and a function that fills them. registration.py turns it into an operator that works with torch's
-transforms. ops.py has the public functions and their documentation.
+Each function in this table checks its arguments and returns a `Plan`: the shapes and dtypes of the results, a tensor on
+their device, and a function that writes them. registration.py turns it into an operator that works with PyTorch's
+transforms. ops.py contains the public functions and their documentation.
 
-Backend functions get dense tensors of float32 or float64. The backends `native`, `cuda` and `reference` have the same
-functions with the same arguments, and so have the backends of formats with scales (scaled/). A new operator is added
-here, in ops.py and in each backend.
+Backend functions receive dense tensors of float32 or float64. The backends `native`, `cuda` and `reference` have the
+same functions with the same arguments, and so do the backends of formats with scales (scaled/). To add an operator, add
+it here, in ops.py and in each backend.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from custom_fp.operators.checks import (
 from custom_fp.operators.registration import Derivative, Plan, operator
 from custom_fp.rounding import Rounding, Rule
 
-FormatLike = NumberFormat | str  # a format, its name, or its text (`names.spelled`)
+FormatLike = NumberFormat | str  # a format, its name, or its text from `names.spelled`
 
-NO_EXPONENT = -(1 << 31)  # what torch.ops.custom_fp.max_exponent returns if no element is finite and not zero
+NO_EXPONENT = -(1 << 31)  # torch.ops.custom_fp.max_exponent returns this if all finite elements are zero
 _ON_CPU = torch.empty(0, device="cpu")
 
 
@@ -57,28 +57,30 @@ def _device_type(x: Tensor) -> str:
 
 
 def _read_rule(fmt: NumberFormat, parts: Sequence[Any], shift: int = 0) -> Rule:
-    """Return the rule of (rounding, overflow, seed, offset). Raise ValueError if the format does not support it."""
+    """Return the rule of (rounding, overflow, seed, offset), or raise ValueError if the format does not support it."""
     try:
         rule = Rule.of(*parts)
-    except TypeError:  # a compiler's symbolic numbers cannot be hashed
+    except TypeError:  # the symbolic integers of torch.compile cannot be hashed
         rule = Rule(*parts)
     if rule.rounding is not Rounding.NEAREST_EVEN and not fmt.takes_rounding:
-        raise ValueError(f"rounding is {rule.rounding.value!r}; {fmt} rounds to nearest only")
+        raise ValueError(
+            f"rounding is {rule.rounding.value!r}, but {fmt} rounds to nearest only; use nearest_even"
+        )
     if shift and fmt.has_scales:
-        raise ValueError(f"shift is {shift}; {fmt} has scales of its own and takes no shift")
+        raise ValueError(f"shift is {shift}, but {fmt} has its own scales; allowed: 0")
     return rule
 
 
 def _axis_kwarg(axis: int | None, fmt: NumberFormat, x: Tensor | Sequence[int]) -> dict[str, int]:
-    """Return the axis as a keyword argument of a backend function, or nothing if no blocks run along an axis.
+    """Return the axis as a keyword argument for a backend function, or an empty dict if it has no effect.
 
     Args:
-        axis: The caller's axis.
+        axis: The axis that the caller passed.
         fmt: The number format.
         x: The tensor, or its shape.
 
     Raises:
-        ValueError: The tensor has no such axis, or cannot be cut into blocks of this format.
+        ValueError: The tensor has no such axis, or cannot be cut into the blocks of this format.
     """
     shape = x.shape if isinstance(x, Tensor) else x
     axis = check_axis(axis, shape)
@@ -90,7 +92,7 @@ def _axis_kwarg(axis: int | None, fmt: NumberFormat, x: Tensor | Sequence[int]) 
 
 
 def _with_seed(rule: Rule) -> Rule:
-    """Return the rule with a seed from torch's default generator, if it needs one and has none."""
+    """Return the rule, with a seed from torch's default generator if rounding is stochastic and no seed is set."""
     if rule.is_stochastic and rule.seed is None:
         return replace(rule, seed=int(torch.randint(-(2**63), 2**63 - 1, ()).item()))
     return rule
@@ -100,7 +102,8 @@ def _save_dtype(ctx: Any, inputs: tuple, output: Any) -> None:
     ctx.dtype, ctx.other_inputs = inputs[0].dtype, len(inputs) - 1
 
 
-# The straight-through gradient of Bengio, Leonard and Courville 2013 (arXiv:1308.3432), section 4, in both modes.
+# The straight-through gradient of Bengio, Leonard and Courville 2013 (arXiv:1308.3432), section 4, for both reverse-
+# and forward-mode differentiation.
 STRAIGHT_THROUGH = Derivative(
     _save_dtype,
     lambda ctx, grad: (grad.to(ctx.dtype), *[None] * ctx.other_inputs),
@@ -154,7 +157,7 @@ def max_exponent(x: Tensor) -> Plan:
 
 
 def compute_max_exponent(x: Tensor) -> int | None:
-    """Return what `custom_fp.max_exponent` returns, for a tensor whose memory can be read."""
+    """Return the result of `custom_fp.max_exponent` for a tensor whose memory can be read."""
     check_float(x)
     return function("max_exponent", Format.BACKENDS, _device_type(x))(as_source(x))
 
@@ -185,9 +188,9 @@ def _hadamard_jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
 def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -> Plan:
     check_float(x)
     if type(size) is not int or size < 1 or size & size - 1:
-        raise ValueError(f"hadamard takes a size that is a power of two; got {size!r}")
+        raise ValueError(f"the size of hadamard must be a power of two; got {size!r}")
     if axis is None:
-        raise TypeError("hadamard needs an axis; got None")
+        raise TypeError("hadamard requires an axis; got None")
     dim = check_axis(axis, x if x.dim() else x.view(1))
     assert dim is not None
 
@@ -200,7 +203,7 @@ def hadamard(x: Tensor, size: int, seed: int | None, axis: int, inverse: bool) -
         if size <= shape[dim]:
             transform = function("hadamard", Format.BACKENDS, _device_type(x))
             transform(source.view(rows_length_columns), size, seed, inverse, out.view(rows_length_columns))
-        else:  # there is no whole block
+        else:  # the axis is shorter than a block
             scale_pow2.compute(source, 0, out=out)
 
     return [(x.shape, torch.float32)], x, fill
@@ -402,7 +405,7 @@ def matmul(
 
 
 def _as_batch(x: Tensor, batch: torch.Size) -> Tensor:
-    """Return a dense tensor of shape (B, rows, columns), or (1, rows, columns) if the batch shares one matrix."""
+    """Return a dense tensor of shape (B, rows, columns), or (1, rows, columns) if all of the batch is one matrix."""
     if math.prod(x.shape[:-2]) == 1:
         return as_source(x).view(1, *x.shape[-2:])
     return as_source(x.expand(*batch, *x.shape[-2:])).view(math.prod(batch), *x.shape[-2:])

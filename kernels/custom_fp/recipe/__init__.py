@@ -1,1 +1,1 @@
-"""Recipes: which tensors of a model are rounded, to which format and how, and how a model follows them."""
+"""Recipes: rules that specify which tensors of a model are rounded and how, and code that applies them to a model."""

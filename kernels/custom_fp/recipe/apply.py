@@ -1,11 +1,11 @@
-"""Application of a recipe to a model, whose layers then round as the recipe says, in training and evaluation.
+"""Apply a recipe to a model. The model's layers then round as the recipe specifies, in training and evaluation.
 
     applied = custom_fp.apply_recipe(model, "nvfp4")
     print(applied)                # lists what is rounded, what stays in float32, and what is left to the training loop
 
 A recipe is the name of a file in custom_fp/conf/recipe, the path of such a yaml file, a mapping, or a list of rules.
-Settings of stored weights, the optimizer and the loss scale concern the training loop (`left_to_the_loop`).
-cpdrun's own training loop follows them, too.
+Settings for stored weights, the optimizer and the loss scale concern the training loop (`left_to_the_loop`). cpdrun's
+own training loop follows these settings as well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from custom_fp.layers.attention import SCORES, VALUES
+from custom_fp.recipe.coverage import Coverage, measure
 from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.parsing import SHORT_FORMS, read_rules, short_form
@@ -37,8 +38,8 @@ class Applied:
 
     Attributes:
         model: The model.
-        at_first: The arithmetic of each layer and each product of attention in the first step, by its name. Products of
-            attention are listed even if the model has not computed them yet.
+        at_first: The arithmetic in the first step, by the name of each layer and of each product of attention. Products
+            of attention are included even if the model has not computed them yet.
         left_to_the_loop: The settings of the recipe that concern the training loop.
         placement: The rules in the model, or None if they round nothing.
     """
@@ -50,16 +51,16 @@ class Applied:
 
     @property
     def rounded(self) -> dict[str, str]:
-        """The arithmetic of each rounded layer in the first step, by its name.
+        """The arithmetic in the first step, by the name of each rounded layer.
 
-        The products of attention are listed once the model has computed them.
+        The products of attention are included as soon as the model has computed them.
         """
         not_called = uncalled(self.model)
         return {name: text for name, text in self.at_first.items() if name not in not_called}
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The classes of all other modules that have parameters, by their names."""
+        """The class of each other module that has parameters, by the name of the module."""
         attention = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
         return {
             name or type(module).__name__: type(module).__name__
@@ -70,21 +71,40 @@ class Applied:
         }
 
     def at(self, step: int) -> None:
-        """Let the model round as the rules say for this step, counted from 0. It starts with step 0."""
+        """Switch the model to the rules of this step, counted from 0. `apply_recipe` starts with step 0."""
         if self.placement is not None:
             self.placement.at(step)
 
+    def coverage(self, model: nn.Module, *args: Any, **kwargs: Any) -> Coverage:
+        """Run a forward and a backward pass, and return the share of multiply-accumulates that read each format.
+
+        The model keeps its mode. Its gradients, buffers and delayed scales, and the random state, are restored.
+
+        Args:
+            model: The model, or a wrapper of it, such as DistributedDataParallel.
+            *args: The arguments of the model.
+            **kwargs: The keyword arguments of the model.
+
+        Returns:
+            A mapping such as {"nvfp4": 0.86, "bf16": 0.14, "float32": 0.0}. Print it to see what stayed in float32, and
+            which layers the rules name but the model never called.
+        """
+        return measure(model, self.placement, args, kwargs)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the histories of delayed scales, which a checkpoint needs in addition to the model's state."""
+        """Return the histories of delayed scales. A checkpoint must store them in addition to the model's state."""
         return {} if self.placement is None else self.placement.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the histories that `state_dict` returned."""
         if self.placement is not None:
             self.placement.load_state_dict(state)
 
     def check_called(self) -> None:
-        """Raise ValueError for a rule that selects only attention that was not called. Call this after the model."""
+        """Raise ValueError if a rule selects only attention that has not been called.
+
+        Call this method after the model has processed a batch.
+        """
         if self.placement is not None:
             self.placement.check_called()
 
@@ -102,16 +122,16 @@ class Applied:
 def apply_recipe(
     model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **ingredients: Any
 ) -> Applied:
-    """Let a model round its computations as a recipe says, in training and evaluation.
+    """Make a model round its computations as a recipe specifies, in training and evaluation.
 
     The model is changed in place. Modules and parameters stay the same objects, so optimizers and wrappers
-    (DistributedDataParallel, fully_shard, torch.compile) that hold them keep working. Saved models do not contain the
-    recipe: they load without this package and compute in float32 until a recipe is applied to the loaded model. A deep
-    copy of the model follows the recipe, with its own delayed scales.
+    (DistributedDataParallel, fully_shard, torch.compile) that refer to them keep working. Saved models do not contain
+    the recipe. They can be loaded without this package, and compute in float32 until a recipe is applied to them. A
+    deep copy of the model follows the recipe, with its own delayed scales.
 
     Args:
         model: Any module.
-        recipe: A name, the path of a yaml file, a mapping or a list of rules.
+        recipe: The name of a recipe, the path of a yaml file, a mapping, or a list of rules.
         **ingredients: Values that replace the recipe's own: apply_recipe(model, "nvfp4", rounding="nearest_even").
 
     Returns:
@@ -119,14 +139,14 @@ def apply_recipe(
 
     Raises:
         ValueError: The recipe does not exist or cannot be read, a rule that is not `optional` matches no layer, or a
-            recipe has been applied to the model before. The model is then unchanged.
+            recipe has already been applied to the model. The model is then unchanged.
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
-    given = _checked(typed, given)
+    given = _check_recipe(typed, given)
     if any("arithmetic" in m.__dict__ or "attention_products" in m.__dict__ for m in model.modules()):
         raise ValueError(
-            f"{typed}: a recipe was applied to this {type(model).__name__} before; create a new model"
+            f"{typed}: a recipe was already applied to this {type(model).__name__}; apply it to a new model"
         )
     rules = read_rules(f"{typed}.rules", given.get("rules", []))
     short = [
@@ -147,7 +167,7 @@ def apply_recipe(
 
 
 def rounded_in(model: nn.Module) -> dict[str, str]:
-    """Return the current arithmetic of each rounded layer and product of attention, by its name."""
+    """Return the current arithmetic by the name of each rounded layer and of each rounded product of attention."""
     found = {}
     for name, module in model.named_modules():
         if getattr(module, "arithmetic", None):
@@ -163,13 +183,13 @@ def rounded_in(model: nn.Module) -> dict[str, str]:
 
 
 def placement_in(model: nn.Module) -> Placement | None:
-    """Return the rules that round a model, or None if it has no rules of its own."""
+    """Return the rules that round a model, or None if no recipe was applied to this module itself."""
     attachment = model.__dict__.get("attachment")
     return attachment and attachment.placement
 
 
 def uncalled(model: nn.Module) -> set[str]:
-    """Return the names of the products of attention that the model has not computed yet."""
+    """Return the names of those products of attention that the model has not computed yet."""
     return {
         f"{name}.{part}".lstrip(".")
         for name, module in model.named_modules()
@@ -180,22 +200,22 @@ def uncalled(model: nn.Module) -> set[str]:
 
 
 def _is_attention(model: nn.Module, name: str) -> bool:
-    """Return whether this is a MultiheadAttention, whose submodules it computes itself."""
+    """Return whether this is a MultiheadAttention, which uses its submodules' weights without calling them."""
     return name.rpartition(".")[2] not in (SCORES, VALUES) and isinstance(
         model.get_submodule("" if name == type(model).__name__ else name), nn.MultiheadAttention
     )
 
 
-def _checked(typed: str, given: Any) -> Mapping[str, Any]:
+def _check_recipe(typed: str, given: Any) -> Mapping[str, Any]:
     if isinstance(given, Sequence) and not isinstance(given, str):
         given = {"rules": given}
     if not isinstance(given, Mapping):
         raise ValueError(
-            f"{typed}: a recipe is a name, a mapping such as {{rules: [...]}}, or a list of rules, not {given!r}"
+            f"{typed}: a recipe must be a name, a mapping such as {{rules: [...]}}, or a list of rules, not {given!r}"
         )
     for key in given:
         if key not in KEYS:
             raise ValueError(
-                f"{typed}: unknown key {key!r}{did_you_mean(str(key), KEYS)}; a recipe has {', '.join(KEYS)}"
+                f"{typed}: unknown key {key!r}{did_you_mean(str(key), KEYS)}; allowed: {', '.join(KEYS)}"
             )
     return given

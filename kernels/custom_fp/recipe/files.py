@@ -1,12 +1,12 @@
-"""Reading of recipes from yaml files.
+"""Read recipes from yaml files.
 
-A recipe is found by its name in custom_fp/conf/recipe, or in the folder `recipe` of a package that an installed
-distribution names in its entry points (group `cpdrun.recipes`). Any other file is found by its path. A recipe has these
+A recipe name refers to a file in custom_fp/conf/recipe, or in the folder `recipe` of a package that an installed
+distribution lists in its entry points (group `cpdrun.recipes`). A path refers to any other file. A recipe has these
 keys:
 
     defaults: [nvfp4, _self_]          start from another recipe, and replace the keys that this file has
     ingredients: {format: nvfp4, ...}  settings that the caller may change; rules refer to them as ${ingredients.format}
-    rules: [...]                       rules.py explains them
+    rules: [...]                       the rules (see rules.py)
     others                             settings of a training loop, such as loss_scale
 """
 
@@ -43,7 +43,7 @@ def load(recipe: str) -> Any:
         files = _by_name()
         if recipe not in files:
             near = did_you_mean(recipe, files)
-            raise ValueError(f"unknown recipe {recipe!r}{near}; there are: {', '.join(sorted(files))}")
+            raise ValueError(f"unknown recipe {recipe!r}{near}; allowed: {', '.join(sorted(files))}")
         file = files[recipe]
     try:
         return _with_defaults(recipe, yaml.safe_load(file.read_text(encoding="utf-8")))
@@ -52,7 +52,7 @@ def load(recipe: str) -> Any:
 
 
 def _by_name() -> dict[str, Any]:
-    """Return the yaml files by the name of the recipe. Those of custom_fp take precedence. Nothing is executed."""
+    """Return the yaml file of each recipe by its name, without executing code. custom_fp's own take precedence."""
     packages = [entry.value for entry in entry_points(group="cpdrun.recipes")]
     folders = [resources.files(package) / "recipe" for package in (*packages, "custom_fp.conf")]
     return {
@@ -69,16 +69,18 @@ def _with_defaults(recipe: str, given: Any) -> Any:
         return given
     names = given[_DEFAULTS]
     if not (isinstance(names, list) and len(names) == 2 and isinstance(names[0], str) and names[1] == _SELF):
-        raise ValueError(f"recipe {recipe}: defaults={names} must be a recipe and _self_: [nvfp4, {_SELF}]")
+        raise ValueError(
+            f"recipe {recipe}: defaults={names} must be the name of a recipe and _self_, such as [nvfp4, {_SELF}]"
+        )
     if names[0] == recipe:
-        raise ValueError(f"recipe {recipe}: its defaults name the recipe itself")
+        raise ValueError(f"recipe {recipe}: defaults must name another recipe, not the recipe itself")
     other = load(names[0])
     own = {key: value for key, value in given.items() if key != _DEFAULTS}
     return {**other, **own, INGREDIENTS: {**other.get(INGREDIENTS, {}), **own.get(INGREDIENTS, {})}}
 
 
 def with_ingredients(typed: str, given: Any, replaced: Mapping[str, Any]) -> Any:
-    """Return the recipe with a value for each ${ingredients.NAME}: the value in `replaced`, or else the recipe's own.
+    """Return the recipe with each ${ingredients.NAME} replaced by its value in `replaced` or in the recipe.
 
     Raises:
         ValueError: `replaced` has a name that is not an ingredient of the recipe.
@@ -86,7 +88,7 @@ def with_ingredients(typed: str, given: Any, replaced: Mapping[str, Any]) -> Any
     own = given.get(INGREDIENTS) or {} if isinstance(given, Mapping) else {}
     for name in replaced:
         if name not in own:
-            has = f"it has {', '.join(own)}" if own else "it has none"
+            has = f"allowed: {', '.join(own)}" if own else "the recipe has no ingredients"
             raise ValueError(f"{typed}: unknown ingredient {name!r}{did_you_mean(name, own)}; {has}")
     if not own:
         return given
@@ -103,5 +105,5 @@ def _insert(typed: str, node: Any, values: Mapping[str, Any]) -> Any:
     if reference is None:
         return node
     if reference[1] not in values:
-        raise ValueError(f"{typed}: {node} is not one of its ingredients: {', '.join(values)}")
+        raise ValueError(f"{typed}: {node} is not an ingredient of the recipe; allowed: {', '.join(values)}")
     return values[reference[1]]

@@ -1,14 +1,14 @@
 """The layers of a model that rules can select.
 
-    Linear, Conv1d/2d/3d    layers of exactly these classes, with three products each (custom_fp.layers.products)
-    Embedding               the rows that are looked up (role weight) and their gradient
-    MultiheadAttention      its projections; query, key and value are projected together if they are one tensor
-    scaled_dot_product_attention   attention of any module that calls this function, and of a MultiheadAttention. It has
-                            the products NAME.scores, query (input) by key (weight), and NAME.values, probabilities
-                            (input) by value (weight).
+    Linear, Conv1d/2d/3d    Layers of exactly these classes, with three products each (custom_fp.layers.products).
+    Embedding               The rows that are looked up (role weight), and their gradient. MultiheadAttention      Its
+    projections. If query, key and value are the same tensor, a single product projects them.
+    scaled_dot_product_attention   The attention of a MultiheadAttention, and of any module that calls this function. It
+                            has the products NAME.scores, which multiplies query (role input) and key (role weight), and
+                            NAME.values, which multiplies probabilities (role input) and value (role weight).
 
 Other products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, functions that a
-`forward` calls, and a tied head.
+`forward` method calls, and an output layer whose weight is tied to an embedding.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _WILDCARD = re.compile(r"[*?]+")
 class Layer:
     """A module of a model, or one of the two products of its attention.
 
-    The class of a module is always `module.__class__`, the user's, even if rounding is attached to the module.
+    The class of a module is always the user's class, `module.__class__`, even if rounding is attached to the module.
 
     Attributes:
         module: The module.
-        names: All names of the module in the model, or of the product of its attention.
-        part: `scores` or `values` for a product of its attention, else None.
+        names: All names under which the model contains the module, or this product of its attention.
+        part: `scores` or `values` for a product of the module's attention, and None for the module itself.
     """
 
     module: nn.Module
@@ -69,11 +69,11 @@ class Layer:
 
     @property
     def must_be_named(self) -> bool:
-        """Whether a wildcard such as * does not select its products, as it does for Linear and Conv layers."""
+        """Whether rules must name this kind of layer, because a wildcard such as * does not select its products."""
         return self.part is not None or self.module.__class__ in OTHERS
 
     def products(self, role: str) -> tuple[str, ...]:
-        """Return the products of the layer that a role takes part in."""
+        """Return the products of the layer in which a role is used."""
         if self.module.__class__ is nn.Embedding:
             return EMBEDDING_PRODUCTS.get(role, ())
         return ROLES[role]
@@ -109,7 +109,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
 def may_attend(module: nn.Module) -> bool:
     """Return whether a module may call scaled_dot_product_attention.
 
-    MultiheadAttention does, and any module that is not a layer of torch may do so.
+    MultiheadAttention does. Any module whose class is not defined by PyTorch might do so.
     """
     if module.__class__ is nn.MultiheadAttention:
         return True
@@ -117,5 +117,5 @@ def may_attend(module: nn.Module) -> bool:
 
 
 def ends_in_name(pattern: str) -> bool:
-    """Return whether the last part of a pattern is more than a wildcard: true for *.attn, false for blocks.*."""
+    """Return whether the last part of a pattern is more than a wildcard. This is true for *.attn, but not blocks.*."""
     return _WILDCARD.fullmatch(pattern.rpartition(".")[2]) is None

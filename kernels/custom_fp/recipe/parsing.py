@@ -1,6 +1,6 @@
-"""Parsing of the rules of a recipe into `Rule` objects.
+"""Parse the rules of a recipe into `Rule` objects.
 
-Mistakes raise a ValueError that names the key, what is wrong, and what is allowed.
+Mistakes raise a ValueError that names the key and says what is wrong and what is allowed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import ROLES
 from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
@@ -24,7 +24,7 @@ KEYS = (
     *("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history"),
     *("aps", "kahan", "optional"),
 )
-SHORT_FORMS = {  # keys that are short for a rule for all modules, and the role of that rule
+SHORT_FORMS = {  # short key -> the role of the rule for all modules that the key stands for
     "weights": "parameter",
     "activations": "activation",
     "errors": "error",
@@ -36,7 +36,7 @@ MAX_HISTORY = 1 << 16
 
 
 def read_rules(typed: str, given: Any) -> list[Rule]:
-    """Parse a list of rules. Error messages call them `typed`[0], `typed`[1] and so on."""
+    """Parse a list of rules. In error messages, the rules are called `typed`[0], `typed`[1] and so on."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(
             f"{typed}={given}: must be a list of rules, such as [{{modules: '*', role: weight, format: e4m3}}]"
@@ -53,23 +53,23 @@ def read_rule(typed: str, given: Any) -> Rule:
     for key in given:
         if key not in KEYS:
             raise ValueError(
-                f"{typed}: unknown key {key!r}{did_you_mean(str(key), KEYS)}; a rule has {', '.join(KEYS)}"
+                f"{typed}: unknown key {key!r}{did_you_mean(str(key), KEYS)}; allowed: {', '.join(KEYS)}"
             )
     for key in ("modules", "role", "format"):
         if key not in given:
             raise ValueError(f"{typed}: {key} is missing")
-    modules = _listed(given["modules"])
+    modules = _as_list(given["modules"])
     if not modules or not all(isinstance(pattern, str) for pattern in modules):
         raise ValueError(
-            f"{typed}.modules={given['modules']}: must be a pattern, such as 'blocks.*', or a list of them"
+            f"{typed}.modules={given['modules']}: must be a pattern, such as 'blocks.*', or a list of patterns"
         )
     roles = _several_of(f"{typed}.role", given["role"], ROLES)
-    products = () if given.get("product") is None else _listed(given["product"])
+    products = () if given.get("product") is None else _as_list(given["product"])
     for product in products:
         allowed = dict.fromkeys(p for role in roles for p in ROLES[role])
         if product not in allowed:
-            found = ", ".join(allowed) or "none: leave product out"
-            raise ValueError(f"{typed}.product={product}: {' and '.join(roles)} takes part in {found}")
+            found = ", ".join(allowed) or "none, so remove product"
+            raise ValueError(f"{typed}.product={product}: allowed for role {' and '.join(roles)}: {found}")
     first, end = _steps(typed, given.get("steps"))
     if "parameter" in roles and (first, end) != (0, None):
         raise ValueError(f"{typed}.steps: the format of stored weights cannot change during a run")
@@ -88,7 +88,7 @@ def read_rule(typed: str, given: Any) -> Rule:
 
 
 def short_form(typed: str, key: str, name: str, aps: bool, kahan: bool) -> Rule | None:
-    """Return the rule that KEY: NAME is short for, or None if it rounds nothing."""
+    """Return the rule for which KEY: NAME is the short form, or None if it rounds nothing."""
     role = SHORT_FORMS[key]
     is_sum = role == "accumulator"
     rounding = rounding_to(typed, role, name, aps=aps and not is_sum, kahan=kahan and is_sum)
@@ -106,24 +106,26 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Qua
             if role == "parameter":
                 instead = f"precision.update_rounding={mode}"
             what = "weights" if role == "parameter" else "sums"
-            raise ValueError(f"{typed}.rounding={mode}: {role} takes nearest_even; for {what}, use {instead}")
+            raise ValueError(
+                f"{typed}.rounding={mode}: {role} requires nearest_even; for {what}, use {instead}"
+            )
         if mode != NEAREST and found is not None and not parse(found.format).takes_rounding:
             raise ValueError(f"{typed}.rounding={mode}: {found.format} rounds to nearest only")
         if size is not None and role not in OPERAND_ROLES:
             raise ValueError(
-                f"{typed}.hadamard={size}: only operands are transformed: {', '.join(OPERAND_ROLES)}, not {role}"
+                f"{typed}.hadamard={size}: only operands can be transformed ({', '.join(OPERAND_ROLES)}), not {role}"
             )
     history = _history(typed, roles, given)
     if history is not None and size is not None:
         raise ValueError(
-            f"{typed}: history={history} needs the tensor without a transform; leave hadamard out"
+            f"{typed}: history={history} cannot be combined with hadamard={size}; remove one of them"
         )
     if aps and (mode != NEAREST or size is not None):
-        raise ValueError(f"{typed}: aps=true rounds to nearest even; leave rounding and hadamard out")
+        raise ValueError(f"{typed}: aps=true cannot be combined with rounding or hadamard; remove them")
     if found is None:
         if mode != NEAREST or size is not None:
             key = f"hadamard={size}" if size is not None else f"rounding={mode}"
-            raise ValueError(f"{typed}.{key}: format=fp32 rounds nothing")
+            raise ValueError(f"{typed}.{key}: has no effect, because format=fp32 rounds nothing; remove it")
         return None
     return QuantizationSpec(found.format, aps, kahan, mode, size, history)
 
@@ -131,7 +133,7 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Qua
 def rounding_to(
     typed: str, role: str, name: str, *, aps: bool = False, kahan: bool = False
 ) -> QuantizationSpec | None:
-    """Return the rounding to a format or accumulator, or None for fp32, which changes nothing."""
+    """Return the rounding to a format or accumulator, or None for fp32, which leaves values unchanged."""
     key = f"{typed}.format" if typed.endswith("]") else typed
     fmt: str | None
     if role == "accumulator" and isinstance(name, str) and is_name(name):
@@ -142,11 +144,11 @@ def rounding_to(
         except ValueError as error:
             raise ValueError(f"{error}{near(str(name)) if role == 'accumulator' else ''}") from None
     if kahan and role != "accumulator":
-        raise ValueError(f"{typed}: kahan needs the role accumulator, not {role}")
+        raise ValueError(f"{typed}: kahan requires the role accumulator, not {role}")
     if aps and role == "accumulator":
-        raise ValueError(f"{typed}: an accumulator has no tensor to shift: it takes aps=false")
+        raise ValueError(f"{typed}: an accumulator has no tensor to shift; use aps=false")
     if aps and fmt is not None and parse(fmt).has_scales:
-        raise ValueError(f"{typed}={name} has scales of its own: it takes aps=false")
+        raise ValueError(f"{typed}={name} has its own scales; use aps=false")
     return None if fmt is None else QuantizationSpec(fmt, aps, kahan)
 
 
@@ -156,7 +158,7 @@ def format_named(key: str, name: str, scales: bool = False) -> str | None:
         parsed = parse(name)
         if not scales and not isinstance(parsed, Format | Tabulated):
             raise ValueError(
-                "a format with scales is allowed for weights, activations and errors only; use eXmY here"
+                "a format with scales is allowed only for weights, activations and errors; use eXmY here"
             )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{key}={name}: {error}") from None
@@ -175,10 +177,10 @@ def accumulator_named(key: str, name: str, kahan: bool) -> str:
 
 
 def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
-    """Return a value of a key if it is allowed.
+    """Return the value of a key if it is one of the allowed values.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The value is not allowed.
     """
     if not isinstance(value, str) or value not in allowed:
         near = did_you_mean(value, allowed) if isinstance(value, str) else ""
@@ -187,10 +189,10 @@ def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
 
 
 def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Rounding)) -> str:
-    """Return a rounding mode if it is one of `allowed`. If that has stochastic, stochastic_N is allowed, too.
+    """Return a rounding mode if it is one of `allowed`. If stochastic is allowed, so is stochastic_N.
 
     Raises:
-        ValueError: It is not allowed.
+        ValueError: The rounding mode is not allowed.
     """
     try:
         read_rounding(value, allowed)
@@ -201,13 +203,13 @@ def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Rounding))
 
 
 def _several_of(key: str, given: Any, allowed: Iterable[str]) -> tuple[str, ...]:
-    values = _listed(given)
+    values = _as_list(given)
     if not values:
         raise ValueError(f"{key}={given}: choose one or several of {', '.join(allowed)}")
     return tuple(one_of(key, value, allowed) for value in values)
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
@@ -243,10 +245,12 @@ def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int 
     if not _is_count(steps) or not 1 <= steps <= MAX_HISTORY:
         raise ValueError(f"{typed}.history={steps}: must be a number of steps, 1 to {MAX_HISTORY}")
     if not set(roles) <= set(OPERAND_ROLES):
-        raise ValueError(f"{typed}.history={steps}: only operands have a history: {', '.join(OPERAND_ROLES)}")
+        raise ValueError(
+            f"{typed}.history={steps}: only operands can have a history ({', '.join(OPERAND_ROLES)})"
+        )
     if not parse(name).has_scales or parse(name).block != "tensor":
         raise ValueError(
-            f"{typed}.history={steps}: needs a format with one scale for the tensor, such as fp8_tensor, not {name}"
+            f"{typed}.history={steps}: requires a format with one scale for the tensor, such as fp8_tensor, not {name}"
         )
     return steps
 

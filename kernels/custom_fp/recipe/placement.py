@@ -1,7 +1,7 @@
-"""Application of rules to one model: to the products of its layers, to its attention, and with hooks to layers.
+"""Apply rules to a model: to the products of its layers, to its attention, and, through hooks, to activations.
 
-All modules stay the same objects, and what the user saves of them does not change (custom_fp.layers.attachment). A
-model that no rule reaches is left alone.
+All modules stay the same objects, and what the user saves does not change (custom_fp.layers.attachment). If no rule
+matches any part of the model, the model is not changed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from custom_fp.layers.attachment import add_hooks_, attach_, is_exporting, overr
 from custom_fp.layers.attention import replace_attention_
 from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
-from custom_fp.recipe.delayed import Delayed, Histories, History
+from custom_fp.recipe.delayed_scaling import Delayed, Histories, History
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.recipe.rules import Rule, Rules
 
 
 class Placement:
-    """The rules that round one model. A deep copy of the model gets a copy of them, which follows the original's step.
+    """The rules that round one model. A deep copy of the model gets its own copy, which follows the original's steps.
 
     Args:
         model: The model, which is changed in place.
@@ -52,7 +52,7 @@ class Placement:
             override_(module, attribute, value)
         self.attention = [layer for layer in reached if _calls_attention(layer)]
         if self.attention:
-            # All modules that call it are changed, so that a call is rounded only for the module that makes it.
+            # Change all modules that call the function, so that each call is rounded only as its own module requires.
             for layer in layers:
                 if _calls_attention(layer):
                     replace_attention_(layer.module)
@@ -76,12 +76,12 @@ class Placement:
     def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
         copied = memo[id(self)] = object.__new__(Placement)
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        copied.attention = []  # only the calls of the original are checked
+        copied.attention = []  # `check_called` checks only the calls of the original
         self.copies.add(copied)
         return copied
 
     def at(self, step: int) -> None:
-        """Round as the rules say for this step of the run."""
+        """Switch to the rules of this step of the run."""
         for copied in self.copies:
             copied.at(step)
         phase = max(first for first in self.rules.phases if first <= step)
@@ -98,7 +98,7 @@ class Placement:
             activation.update(self.rules, phase)
 
     def check_called(self) -> None:
-        """Raise ValueError for a rule that selects only attention that was not called. Call this after the model."""
+        """Raise ValueError if a rule selects only attention that was not called. Call this after the model has run."""
         used = set()
         for module, layer in self.placed:
             attention: Any = module.__dict__.get("attention_products")
@@ -107,8 +107,8 @@ class Placement:
         for rule in dict.fromkeys(rule for layer in self.attention for rule in self._deciding_rules(layer)):
             if rule not in used and not rule.optional:
                 raise ValueError(
-                    f"{rule.typed}: no module that it selects calls scaled_dot_product_attention; attention that is "
-                    "written out in matrix products stays in float32"
+                    f"{rule.typed}: no module that the rule selects calls scaled_dot_product_attention; attention that "
+                    "is written out in matrix products stays in float32"
                 )
 
     def _deciding_rules(self, layer: Layer) -> list[Rule]:
@@ -149,15 +149,15 @@ class Placement:
         return Delayed(rounding, history)
 
     def end_step(self) -> None:
-        """End a step of delayed scaling. This is collective if there are several processes."""
+        """End a step of delayed scaling. If there are several processes, all of them must call this method."""
         self.histories.roll()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the histories. Call this at the end of a step."""
+        """Return the histories of delayed scales. Call this at the end of a step."""
         return {key: history.values for key, history in self.histories.by_operand.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load histories that `state_dict` returned."""
+        """Load the histories that `state_dict` returned."""
         for key, values in state.items():
             self.histories.by_operand[key].values = values.clone()
 
@@ -175,17 +175,17 @@ class Placement:
 
 
 class ActivationRounding:
-    """Rounds the inputs and outputs of one layer, and the gradient of its outputs.
+    """The rounding of the inputs and outputs of one layer, and of the gradient of its outputs.
 
-    Inputs are rounded because functions between layers, such as the addition of a residual, change rounded values. If
-    the layer directly follows another one in a Sequential, and both have the same rounding, its input is not rounded
+    Inputs are rounded because functions between layers, such as a residual addition, change rounded values. If the
+    layer directly follows another layer in a Sequential, and both have the same rounding, its input is not rounded
     again.
 
     Attributes:
-        previous: The layers that directly precede this one in a Sequential.
-        input: The rounding of the inputs in the current phase.
-        output: The rounding of the outputs.
-        gradient: The rounding of the gradient of the outputs.
+        previous: The layers that directly precede this layer in a Sequential.
+        input: The rounding of the inputs in the current phase, or None.
+        output: The rounding of the outputs, or None.
+        gradient: The rounding of the gradient of the outputs, or None.
     """
 
     def __init__(self, module: nn.Module, layer: Layer, previous: Sequence[Layer]) -> None:
@@ -195,14 +195,14 @@ class ActivationRounding:
         self.gradient: QuantizationSpec | None = None
 
     def update(self, rules: Rules, step: int) -> None:
-        """Take the roundings that the rules give for this step."""
+        """Switch to the roundings that the rules specify for this step."""
         self.output = rules.rounding_for(self.layer, "activation", None, step)
         self.gradient = rules.rounding_for(self.layer, "error", None, step)
         given = [rules.rounding_for(layer, "activation", None, step) for layer in self.previous]
         self.input = None if given and all(g == self.output for g in given) else self.output
 
     def add_hooks(self, rules: Rules) -> bool:
-        """Add hooks to the module if some rule rounds something at some step, and return whether it does."""
+        """Add hooks to the module if any rule rounds its activations in any step. Return whether this is the case."""
         rounds_input = rounds_output = False
         for step in rules.phases:
             self.update(rules, step)
@@ -228,21 +228,21 @@ class ActivationRounding:
         if self.gradient is not None:
             x = round_gradient(x, self.gradient)
             if rounding is None:
-                return x.clone()  # because a ReLU that works in place cannot change a view
+                return x.clone()  # an in-place ReLU after this layer cannot change a view
         return x if rounding is None else rounding(x)
 
     def _for_mode(self, rounding: QuantizationSpec | None) -> QuantizationSpec | None:
-        """Return the rounding of the layer's mode. In evaluation, it is not stochastic."""
+        """Return the rounding for the layer's mode. In evaluation, it is not stochastic."""
         return rounding if rounding is None or self.module.training else rounding.nearest
 
 
 def _calls_attention(layer: Layer) -> bool:
-    """Return whether this is attention that the module computes by calling torch's function."""
+    """Return whether this is attention that the module computes by calling PyTorch's function."""
     return layer.part is not None and layer.module.__class__ not in KINDS
 
 
 def _round_tensors(value: Any, rounding: Any) -> Any:
-    """Round a tensor, or all tensors in tuples, lists and mappings. Integer tensors stay what they are."""
+    """Round a tensor, or all tensors in tuples, lists and mappings. Integer tensors are not changed."""
     if not isinstance(value, Tensor):
         return tree_map(
             lambda leaf: _round_tensors(leaf, rounding) if isinstance(leaf, Tensor) else leaf, value

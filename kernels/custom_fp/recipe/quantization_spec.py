@@ -1,4 +1,4 @@
-"""What a rule applies to a tensor: a format, a rounding mode, shifts and transforms."""
+"""How a rule rounds a tensor: the format, the rounding mode, shifts and transforms."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from custom_fp.recipe.tensor_aps import aps_quantize
 from custom_fp.rounding import is_stochastic
 
 NEAREST = "nearest_even"
-SIGNS = 0  # the seed of the signs of all transforms, which must be the same for both operands of a product
+SIGNS = 0  # the seed of the random signs; all transforms use it, since both operands of a product need the same signs
 
 
 @dataclass(frozen=True)
 class QuantizationSpec:
-    """How a rule rounds a tensor, or the accumulator of a product. The gradient passes straight through.
+    """The way in which a rule rounds a tensor, or the accumulator of a product. The gradient passes straight through.
 
     Special values are treated as in `custom_fp.quantize` and `custom_fp.hadamard`. If a dimension is not a multiple of
-    the size of the transform, it is padded with zeros. Both operands get the same number of zeros, so that the product
-    stays the same except for rounding.
+    the size of the transform, it is padded with zeros. Both operands are padded with the same number of zeros, so the
+    product stays the same except for rounding.
 
     Attributes:
-        format: The name of a format, or of an accumulator.
-        aps: Shift the tensor so that it fills its format (tensor_aps.py).
-        kahan: Use Kahan summation. Only for accumulators.
-        rounding_mode: As `rounding` of `custom_fp.quantize`. Stochastic modes draw from torch's default generator in
-            training, and are replaced by nearest_even in evaluation.
+        format: The name of a format or of an accumulator.
+        aps: Whether to shift the tensor so that it fills its format (tensor_aps.py).
+        kahan: Whether to use Kahan summation. Only for accumulators.
+        rounding_mode: The rounding mode, as in `custom_fp.quantize`. In training, stochastic modes draw from torch's
+            default generator. In evaluation, nearest_even replaces them.
         hadamard: The size of the random Hadamard transform along the dimension that a product sums over.
-        history: The number of steps whose largest magnitudes give the scale (delayed.py).
+        history: The number of steps whose largest magnitudes determine the scale (delayed_scaling.py).
         has_axis: Whether an operand is rounded along a dimension, and therefore separately for each product.
         has_tiles: Whether blocks are tiles, so that a matrix is rounded in the same way for all products.
-        nearest: The same with nearest_even, for evaluation.
+        nearest: The same specification with nearest_even, for evaluation.
     """
 
     format: str
@@ -49,7 +49,7 @@ class QuantizationSpec:
     nearest: QuantizationSpec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Attributes are computed here, because torch.compile cannot trace this. An accumulator rounds no operand.
+        # These attributes are computed here because torch.compile cannot trace this code. An accumulator has no format.
         fmt = None if is_name(self.format) else parse(self.format)
         object.__setattr__(self, "has_axis", self.hadamard is not None or (fmt is not None and fmt.has_axis))
         object.__setattr__(self, "has_tiles", self.hadamard is None and fmt is not None and fmt.has_tiles)
@@ -60,7 +60,7 @@ class QuantizationSpec:
         return aps_quantize(x, self.format) if self.aps else self._quantized(x, None)
 
     def along(self, x: Tensor, axis: int) -> Tensor:
-        """Transform and round a tensor along a dimension, padded to a multiple of the transform's size."""
+        """Transform and round a tensor along a dimension, after padding it to a multiple of the transform's size."""
         if self.hadamard is not None:
             if missing := -x.shape[axis] % self.hadamard:
                 x = F.pad(x.movedim(axis, -1), (0, missing)).movedim(-1, axis)

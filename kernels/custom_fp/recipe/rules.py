@@ -1,36 +1,39 @@
-"""The rules of a recipe, which say what is rounded where. The first rule that matches a tensor decides.
+"""The rules of a recipe, which specify what is rounded. For each tensor, the first rule that matches it is used.
 
 A rule in a recipe has these keys:
 
-    modules   One glob pattern or a list of them, for the names or classes of layers: blocks.*, Linear. If the last part
-              of a pattern is only a wildcard, as in * or blocks.*, it selects the products of Linear and Conv layers.
-              Other layers must be named: Embedding, MultiheadAttention, scaled_dot_product_attention (both products of
-              any attention; NAME.scores or NAME.values for one, as in *.scores), or the name of the layer itself.
-              layers.py lists the products of each kind of layer.
+    modules   One glob pattern, or a list of patterns, for the names or classes of layers: blocks.*, Linear. If the last
+              part of a pattern is only a wildcard, as in * or blocks.*, the pattern selects the products of Linear and
+              Conv layers. Other layers must be named: Embedding, MultiheadAttention, scaled_dot_product_attention (both
+              products of any attention, or a single one by NAME.scores or NAME.values, as in *.scores), or the name of
+              the layer itself. layers.py lists the products of each kind of layer.
     first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
-              modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects none.
-    role      One role or a list. Roles in products (custom_fp.layers.products): input, weight and output_gradient are
-              operands; result is the result; accumulator rounds every product of two values and every partial sum.
-              Roles of any layer: activation is the layer's input and output; error is the gradient of its output;
-              parameter is its weights and running statistics, as they are stored between steps.
-    product   forward, input_gradient or weight_gradient, or a list of them. null: all products that the role is in.
+              modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects no layer.
+    role      One role or a list of roles. Some roles are parts of products (custom_fp.layers.products). input, weight
+              and output_gradient are the operands, and result is the result. accumulator rounds every product of two
+              values and every partial sum. Other roles apply to any layer. activation is the layer's input and output,
+              and error is the gradient of its output. parameter is its weights and running statistics, as they are
+              stored between steps.
+    product   forward, input_gradient or weight_gradient, or a list of products. null means all products in which the
+              role is used.
     steps     [first, end]: the rule applies from step `first`, counted from 0, to the step before `end`. If `end` is
-              null, it applies until the run ends. The test set is evaluated with the rules of the step before it.
-    format    Any format of custom_fp. fp32 rounds nothing. Blocks of a format with scales run along the dimension that
-              a product sums over if the tensor is an operand, and otherwise in the order of the elements in memory.
-    rounding  Any rounding of custom_fp. The default is nearest_even, which is the only one for accumulators and
-              parameters. stochastic draws from torch's default generator in training, which a run seeds by its seed,
-              the step and the worker. In evaluation, it rounds to nearest.
-    hadamard  The size of the random Hadamard transform, a power of two, along the dimension that the product sums over.
-              Both operands of a product must be transformed, and all transforms have the same signs.
-    history   Delayed scaling: the number of previous steps whose largest magnitude gives the scale (delayed.py). It
-              needs a format with one scale for the tensor, such as fp8_tensor.
+              null, the rule applies until the run ends. The test set is evaluated with the rules of the step before it.
+    format    Any format of custom_fp. fp32 rounds nothing. For operands, the blocks of a format with scales run along
+              the dimension that the product sums over. For other tensors, they follow the order of the elements in
+              memory.
+    rounding  Any rounding mode of custom_fp. The default is nearest_even. Accumulators and parameters allow no other.
+              In training, stochastic rounding draws from torch's default generator, which a run seeds by its seed, the
+              step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
+    hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
+              Both operands of a product must be transformed. All transforms use the same signs.
+    history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
+              (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
-    optional  true: it is no error if the rule never applies, as in recipes that are written for many models.
+    optional  true: do not report an error if the rule never applies. Recipes for many models need this.
 
-No tensor is rounded by two rules. A rule that would never apply is an error: it matches no layer, earlier rules match
-everything that it matches, or the run ends before it.
+No tensor is rounded by two rules. It is an error if a rule would never apply, because it matches no layer, because
+earlier rules match everything that it matches, or because the run ends before the rule begins.
 """
 
 from __future__ import annotations
@@ -46,22 +49,25 @@ from custom_fp.layers.products import OPERANDS
 from custom_fp.recipe.layers import OTHERS, ROLES, Layer, ends_in_name
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 
+STORED = {"input": "activation", "weight": "parameter", "output_gradient": "error"}
+"""The role of the tensor that an operand is read from."""
+
 
 @dataclass(frozen=True)
 class Rule:
     """One rule of a recipe.
 
     Attributes:
-        typed: The rule's name in error messages.
+        typed: The name of the rule for error messages, such as "recipe.rules[0]".
         modules: Patterns of the names or classes of layers.
         roles: The roles that are rounded.
-        rounding: The rounding, or None to leave the tensors alone.
-        products: The products in which they are rounded. Empty: all.
-        first: The first step at which the rule applies.
-        end: The step before which the rule ends. None: it applies until the run ends.
-        first_layers: How many of the matching layers are selected from the start, or, below 1, which share of them.
-        last_layers: The same from the end. If both are None, all matching layers are selected.
-        optional: Whether the rule may never apply.
+        rounding: How they are rounded, or None to leave the tensors unchanged.
+        products: The products in which they are rounded. Empty means all products.
+        first: The first step in which the rule applies.
+        end: The first step in which the rule no longer applies, or None if it applies until the run ends.
+        first_layers: How many of the matching layers are selected from the start. A number below 1 is a share.
+        last_layers: How many of them are selected from the end. If both are None, all matching layers are selected.
+        optional: Whether it is allowed that the rule never applies.
     """
 
     typed: str
@@ -83,23 +89,23 @@ class Rule:
         return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
     def matches_any_role(self, layer: Layer) -> bool:
-        """Return whether the rule matches the layer in at least one of its roles."""
+        """Return whether the rule matches the layer in at least one role."""
         return any(layer.takes(role) and self.matches(layer, role) for role in self.roles)
 
     def applies(self, role: str, product: str | None, step: int) -> bool:
-        """Return whether the rule rounds this role in this product at this step."""
+        """Return whether the rule applies to this role in this product at this step."""
         in_time = self.first <= step and (self.end is None or step < self.end)
         of_product = not self.products or product in self.products
         return role in self.roles and of_product and in_time
 
     @property
     def selects_no_layer(self) -> bool:
-        """Whether the recipe asks for no layer: first: 0 or last: 0."""
+        """Whether the recipe explicitly selects no layer, by first: 0 or last: 0."""
         counts = self.first_layers, self.last_layers
         return counts != (None, None) and not any(counts)
 
     def select(self, layers: Sequence[Layer]) -> set[Layer] | None:
-        """Return the first and last matching layers that the rule selects, or None if it selects all of them."""
+        """Return the matching layers that `first_layers` and `last_layers` select, or None if all are selected."""
         if self.first_layers is None and self.last_layers is None:
             return None
         matching = [layer for layer in layers if self.matches_any_role(layer)]
@@ -108,7 +114,7 @@ class Rule:
 
 
 def _number(count: float | None, total: int) -> int:
-    """Return how many layers a count or a share selects."""
+    """Return the number of layers that a count or a share selects."""
     if count is None:
         return 0
     return min(total, int(count) if count >= 1 else math.ceil(count * total))
@@ -120,10 +126,11 @@ class Rules:
     Args:
         rules: The rules.
         layers: The layers of the model.
-        steps: The number of steps of the run. None: it may have any number.
+        steps: The number of steps of the run, or None if it is not known.
 
     Attributes:
-        phases: The steps from which other rules apply than before, in ascending order. The first is 0.
+        phases: The first step of each phase, in ascending order, beginning with 0. The same rules apply in all steps of
+            a phase.
     """
 
     def __init__(self, rules: Sequence[Rule], layers: Sequence[Layer] = (), steps: int | None = None) -> None:
@@ -135,7 +142,7 @@ class Rules:
     def deciding_rule(
         self, layer: Layer, role: str, product: str | None = None, step: int = 0
     ) -> Rule | None:
-        """Return the first rule that rounds this role of a layer in this product at this step, or None."""
+        """Return the first rule that matches this role of a layer in this product at this step, or None."""
         for rule in self.rules:
             selected = self._selected[rule]
             is_selected = selected is None or layer in selected
@@ -146,17 +153,30 @@ class Rules:
     def rounding_for(
         self, layer: Layer, role: str, product: str | None = None, step: int = 0
     ) -> QuantizationSpec | None:
-        """Return the rounding that the deciding rule gives, or None if nothing is rounded."""
+        """Return the rounding of the deciding rule, or None if the tensor is not rounded."""
         rule = self.deciding_rule(layer, role, product, step)
         return None if rule is None else rule.rounding
 
+    def operand_rounding(
+        self, layer: Layer, role: str, product: str, step: int = 0
+    ) -> QuantizationSpec | None:
+        """Return the rounding of an operand of a product.
+
+        Without a rule for the operand, this is the rounding of the activation, parameter or error that it is read from.
+        """
+        for of, of_product in ((role, product), (STORED[role], None)):
+            takes = layer.takes(of) and (of_product is None or of_product in layer.products(of))
+            if takes and (rounding := self.rounding_for(layer, of, of_product, step)):
+                return rounding
+        return None
+
     def typed_for(self, roles: Sequence[str]) -> str:
-        """Return the names of the rules that round one of these roles, as text for an error message."""
+        """Return text for an error message that names the rules by which one of these roles is rounded."""
         found = [rule for rule in self.rules if rule.rounding is not None and set(rule.roles) & set(roles)]
         return " and ".join(dict.fromkeys(rule.typed for rule in found))
 
     def check_transforms(self, layer: Layer, step: int) -> None:
-        """Raise ValueError if one operand of a product is transformed and the other is not."""
+        """Raise ValueError if only one operand of a product is transformed."""
         for product, operands in OPERANDS.items():
             roles = [role for role in operands if product in layer.products(role)]
             deciding = {role: self.deciding_rule(layer, role, product, step) for role in roles}
@@ -165,16 +185,16 @@ class Rules:
             if len(set(sizes.values())) < 2 and not is_single:
                 continue
             role, rule = next((r, rule) for r, rule in deciding.items() if rule is not None and sizes[r])
-            other = next((r for r in roles if r != role), "what it multiplies")
+            other = next((r for r in roles if r != role), "the other operand")
             raise ValueError(
-                f"{rule.typed}: hadamard={sizes[role]} transforms {role} of {product} and not {other}, in "
+                f"{rule.typed}: hadamard={sizes[role]} transforms {role} of {product} but not {other}, in "
                 f"{layer.names[0] or layer.kind}; a product keeps its value only if both operands are transformed"
             )
 
     def check(self) -> None:
-        """Raise ValueError for a rule that never applies, or a transform of one operand alone.
+        """Raise ValueError if a rule never applies, or if only one operand of a product is transformed.
 
-        This decides every role of every layer at every step, so it can be called before the model is changed.
+        All roles of all layers are checked at all steps, so this can be called before the model is changed.
         """
         deciding: set[Rule | None] = set()
         for layer in self.layers:
@@ -190,7 +210,7 @@ class Rules:
                 why = (
                     f"the run has {self.steps} steps"
                     if rule.first >= self.steps
-                    else f"earlier rules match everything that it matches, which is {_names(matching)}"
+                    else f"earlier rules match everything that it matches ({_names(matching)})"
                 )
                 raise ValueError(f"{rule.typed} would never apply: {why}")
             raise ValueError(f"{rule.typed}: {self._why_no_match(rule)}")
@@ -198,23 +218,25 @@ class Rules:
     def _why_no_match(self, rule: Rule) -> str:
         candidates = [layer for layer in self.layers if any(map(layer.takes, rule.roles))]
         of_products = all(ROLES[role] for role in rule.roles)
-        if of_products:  # layers that * matches come first
+        if of_products:  # list the layers that * matches first
             candidates = sorted(candidates, key=lambda layer: layer.must_be_named)
         patterns = " or ".join(map(repr, rule.modules))
         kinds = ", ".join(kind.__name__ for kind in LAYERS)
         roles = " and ".join(rule.roles)
         why = ""
         if of_products:
-            why = f" ({roles} needs layers that are exactly {kinds}"
+            why = f" (role {roles} requires layers that are exactly {kinds}"
             if any(layer.must_be_named for layer in candidates):
                 others = ", ".join(kind.__name__ for kind in OTHERS)
-                why += f", or that are named: {others}, {SDPA}"
+                why += f", or layers that the pattern names: {others}, {SDPA}"
             why += ")"
-        return f"{patterns} matches no layer{why}; the first ones are {_names(candidates) or 'none'}"
+        return (
+            f"{patterns} matches no layer{why}; the first suitable layers are {_names(candidates) or 'none'}"
+        )
 
 
 def _names(layers: Sequence[Layer]) -> str:
-    """Return the names of the first layers."""
+    """Return the names of the first four layers."""
     return ", ".join(layer.names[0] or layer.kind for layer in layers[:4]) + (
         ", ..." if len(layers) > 4 else ""
     )

@@ -1,17 +1,17 @@
 """APS for tensors that are not communicated: each weight, activation or gradient is shifted to fill its format.
 
-This is the rule of Han, Demmel and You (arXiv:1911.08907) for gradients, applied to one tensor x of one worker, as the
-authors' later tests do with activations (github.com/drcut/customized_precision_test, APS_test):
+Han, Demmel and You (arXiv:1911.08907) use this rule for gradients. Here it applies to a single tensor x of one worker,
+as in the authors' later tests with activations (github.com/drcut/customized_precision_test, APS_test):
 
     shift = emax - ceil(log2 max|x|);    x -> Q(x 2^shift) 2^-shift
 
-Infinity and NaN are ignored for the shift and stay what they are. Zeros stay zeros. Nothing overflows, because the
+Infinity and NaN are ignored when the shift is computed, and are kept. Zeros stay zeros. Nothing overflows, because the
 largest magnitude is shifted into (2^(emax-1), 2^emax].
 
-The authors' tests differ from this. They round only the outputs of convolutions and leave them shifted (the batch norm
-that follows removes the factor, except in LeNet, which has none). They round weights without a shift, and gradients not
-at all. Their DavidNet keeps a shift forever once it has been the same for 30 steps, which saves a reduction and changes
-no bit.
+The authors' tests differ from this module. They round only the outputs of convolutions and do not shift them back. The
+following batch norm removes the factor, except in LeNet, which has no batch norm. They round weights without a shift,
+and do not round gradients. Their DavidNet keeps a shift forever once it has been the same for 30 steps, which saves a
+reduction and does not change the result.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from custom_fp import ops
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 
 FLOAT64_BIAS, FLOAT64_FRACTION = 1023, 52
 
@@ -61,18 +61,18 @@ class _ApsQuantize(torch.autograd.Function):
 
 
 def quantize_on_cpu(x: Tensor, fmt: str) -> Tensor:
-    """Round with the operators that pack gradients for communication, which shift and round in one pass."""
+    """Round with the operators that pack gradients for communication, because they shift and round in one pass."""
     exponent = ops.max_exponent(x)
     shift = 0 if exponent is None else _emax(fmt) - exponent
     return ops.unpack(ops.pack(x, fmt, shift=shift), fmt, tuple(x.shape), shift=-shift)
 
 
 def quantize_on_device(x: Tensor, fmt: str) -> Tensor:
-    """Return the same bits with torch's operators, on any device and without synchronizing with it."""
+    """Return the same bits as `quantize_on_cpu`, on any device and without synchronizing with the device."""
     if x.numel() == 0:
         return ops.quantize(x, fmt)
     shift = _emax(fmt) - _exponent(x)
-    # float64 holds a float32 times this power of two exactly, so that both results are rounded once.
+    # float64 represents a float32 times this power of two exactly, so both functions round only once.
     shifted = ops.quantize(x.double() * _power_of_two(shift), fmt)
     return (shifted.double() * _power_of_two(-shift)).float()
 
@@ -84,9 +84,9 @@ def _emax(name: str) -> int:
 
 
 def _exponent(x: Tensor) -> Tensor:
-    """Return ceil(log2 max|x|) over the finite elements as a 0-d int64 tensor, or 0 if they are all zero."""
+    """Return ceil(log2 max|x|) over the finite elements as a 0-d int64 tensor, or 0 if all of them are zero."""
     largest = torch.where(torch.isfinite(x), x, 0.0).abs().amax()
-    largest = largest.double()  # because float32 subnormals are normal in float64
+    largest = largest.double()  # float32 subnormals are normal in float64
     bits = largest.view(torch.int64)
     exponent = (bits >> FLOAT64_FRACTION) - FLOAT64_BIAS
     fraction = bits & ((1 << FLOAT64_FRACTION) - 1)

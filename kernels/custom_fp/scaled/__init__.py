@@ -1,1 +1,1 @@
-"""The arithmetic of scaled formats: a reference in PyTorch, and compiled backends that give the same bits."""
+"""The arithmetic of scaled formats: a reference implementation in PyTorch, and compiled backends with the same bits."""

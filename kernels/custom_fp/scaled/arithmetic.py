@@ -1,12 +1,13 @@
-"""The reference of scaled formats, in PyTorch on any device. formats/scaled.py defines what is computed.
+"""The reference implementation of scaled formats, in PyTorch on any device.
 
-Elements are rounded by compiled code if there is any (elements.py), so formats without a kernel of their own are fast.
+formats/scaled_format.py defines the results. Compiled code rounds the elements if it is available (elements.py), so
+formats without their own kernels are fast, too.
 
-The compiled backends give the same bits. They inherit from `ScaledReference`, which calls their kernels and computes in
-PyTorch where they have none. Inputs are rounded to float32 first. A tensor without elements has no blocks, except for a
-scale of the whole tensor.
+The compiled backends give the same bits. They inherit from `ScaledReference`, which calls their kernels and uses
+PyTorch if they have none. Inputs are rounded to float32 first. A tensor without elements has no blocks, but it can have
+a scale of the whole tensor.
 
-Legend: B blocks of K elements, in the order of the scales. Blocks at an edge are filled up with zeros.
+Shapes: B blocks of K elements, in the order of the scales. Blocks at an edge are filled up with zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.operators.checks import scale_shapes
 from custom_fp.reference import write
 from custom_fp.rounding import Rule
@@ -35,10 +36,12 @@ class Rounded:
     """A rounded tensor.
 
     Attributes:
-        elements: (B, K), the elements, before their scale. Of a format with zero points, codes less the zero point.
+        elements: (B, K), the elements before they are multiplied by the scale. For formats with zero points, each code
+            minus the zero point.
         scale_codes: (B,), the codes of the scales.
-        factors: (B,), what the elements of a block are multiplied by.
-        others: What is stored with the scales: the zero points (B,), or the scale of the tensor, a scalar.
+        factors: (B,), the factors by which the elements of each block are multiplied.
+        others: The tensors that are stored in addition to the scales: the zero points (B,), or the scale of the whole
+            tensor (0-d).
     """
 
     elements: Tensor
@@ -50,21 +53,27 @@ class Rounded:
 class ScaledReference:
     """A backend (see operators/table.py) for every scaled format.
 
-    Compiled backends override `kernel`. This class has all that they have in common.
+    Compiled backends inherit from this class and override `kernel`.
     """
 
     def kernel(
         self, operator: str, fmt: ScaledFormat, layout: Layout, rule: Rule = NEAREST
     ) -> Callable[..., None] | None:
-        """Return the compiled function of an operator, or None if PyTorch computes it.
+        """Return the compiled function for an operator, or None if PyTorch is used instead.
 
         Args:
-            operator: "quantize" for a function of (x, out); "encode" of (x, codes, scales, *others); "decode" of
-                (codes, scales, *others, out); "pack" of (x, bytes of codes, scales, *others); "unpack" of (bytes of
-                codes, scales, *others, out). All tensors are dense and not empty, and x is float32.
+            operator: The operator determines the arguments of the returned function:
+
+                quantize   (x, out)
+                encode     (x, codes, scales, *others)
+                decode     (codes, scales, *others, out)
+                pack       (x, bytes of codes, scales, *others)
+                unpack     (bytes of codes, scales, *others, out)
+
+                All tensors are dense and not empty, and x is float32.
             fmt: The format.
-            layout: The blocks.
-            rule: The rounding mode.
+            layout: How the tensor is cut into blocks.
+            rule: How to round.
         """
         return None
 
@@ -75,7 +84,7 @@ class ScaledReference:
             self._quantize(single(x), fmt, fmt.layout(x.shape, axis), rule, out)
 
     def quantize_rows(self, x_RxN: Tensor, fmt: ScaledFormat, out_RxN: Tensor) -> None:
-        """Round each row as a tensor of its own. `out_RxN` may be `x_RxN`."""
+        """Round each row as a separate tensor. `out_RxN` may be `x_RxN`."""
         rows, n = x_RxN.shape
         row = fmt.layout((n,))
         if fmt.has_tensor_scale:
@@ -100,7 +109,7 @@ class ScaledReference:
         axis: int | None = None,
         rule: Rule = NEAREST,
     ) -> None:
-        """Write the codes of the elements, the scales of the blocks, and the zero points or the scale of the tensor."""
+        """Write the codes of the elements, the codes of the scales, and any zero points or scale of the tensor."""
         x, layout = single(x), fmt.layout(x.shape, axis)
         if x.numel() and (kernel := self.kernel("encode", fmt, layout, rule)):
             kernel(x, codes, *stored)
@@ -114,13 +123,13 @@ class ScaledReference:
             to.copy_(part.view(to.shape))
 
     def decode(self, codes: Tensor, *rest: Any, axis: int | None = None) -> None:
-        """Write the values of codes.
+        """Decode codes and write the values to the last argument.
 
         Args:
             codes: The codes of the elements, uint8.
-            axis: The axis that blocks run along, or None.
-            rest: The codes of the scales of blocks, the zero points or the scale of the tensor if the format has them,
-                the format, and the output.
+            axis: The axis along which blocks run, or None.
+            rest: The codes of the scales of the blocks, then the zero points or the scale of the tensor if the format
+                has them, then the format and the output tensor.
         """
         *stored, fmt, out = rest
         layout = fmt.layout(codes.shape, axis)
@@ -139,7 +148,7 @@ class ScaledReference:
     def pack(
         self, x: Tensor, fmt: ScaledFormat, shift: int, rule: Rule, out: Tensor, axis: int | None = None
     ) -> None:
-        """Write the scale of the tensor, the scales of the blocks, the zero points and the codes."""
+        """Write the bytes of the scale of the tensor, the scales of the blocks, the zero points and the codes."""
         layout = fmt.layout(x.shape, axis)
         *parts, body = _parts(out, fmt, layout)
         shapes = scale_shapes(fmt, x.shape, axis)
@@ -159,7 +168,7 @@ class ScaledReference:
         layout = fmt.layout(out.shape, axis)
         *parts, body = _parts(data, fmt, layout)
         shapes = scale_shapes(fmt, out.shape, axis)
-        # clone() because a view of another dtype needs an aligned start
+        # Clone the bytes, because a view with another dtype must start at an aligned address.
         stored = [
             part.clone().view(dtype).view(shape) for part, (shape, dtype) in zip(parts, shapes, strict=True)
         ]
@@ -170,16 +179,16 @@ class ScaledReference:
             self.decode(codes.view(out.shape), *stored, fmt, out, axis=axis)
 
     def join(self, codes_n: Tensor, bits: int, out: Tensor) -> None:
-        """Write the dense bytes of codes."""
+        """Write codes as dense bytes."""
         out.copy_(join_codes(codes_n, bits))
 
     def split(self, data: Tensor, n: int, bits: int) -> Tensor:
-        """Return the first n codes of dense bytes."""
+        """Return the first n codes of k bits that are packed in dense bytes."""
         return split_codes(data, n, bits).contiguous()
 
 
 def _parts(data: Tensor, fmt: ScaledFormat, layout: Layout) -> list[Tensor]:
-    """Return the bytes of the scales, of the zero points or the scale of the tensor, and of the codes."""
+    """Return the bytes of the scales, of the zero points or the tensor's scale if there are any, and of the codes."""
     head, scale_bytes = 4 * fmt.has_tensor_scale, layout.scales * fmt.scale_bits // 8
     end = head + scale_bytes
     start = end + layout.scales * fmt.zero_point
@@ -188,7 +197,7 @@ def _parts(data: Tensor, fmt: ScaledFormat, layout: Layout) -> list[Tensor]:
 
 
 def round_blocks(x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule) -> Rounded:
-    """Round float32 values to a format. If x is empty, round a zero for each scale that it has nevertheless."""
+    """Round float32 values to a format. If x is empty but has scales, these are the scales of a block of zeros."""
     tensor_scale = scales.tensor_scale(fmt, x.reshape(-1)) if fmt.has_tensor_scale else None
     x_BxK = to_blocks(x, layout) if x.numel() else x.new_zeros(layout.scales, 1)
     rule = rule if x.numel() else NEAREST
@@ -216,7 +225,7 @@ def round_blocks(x: Tensor, fmt: ScaledFormat, layout: Layout, rule: Rule) -> Ro
 
 
 def _squared_error(x_BxK: Tensor, rounded: Rounded) -> Tensor:
-    """Return the sum of the squared errors of each block, added in the order that formats/scaled.py defines."""
+    """Return the sum of squared errors of each block. formats/scaled_format.py defines the order of the additions."""
     squares = (rounded.elements * rounded.factors[:, None] - x_BxK).double().square()
     squares = pad(squares, (0, -squares.shape[1] % 8)).unflatten(1, (-1, 8))
     sums_Bx8 = torch.zeros_like(squares[:, 0])

@@ -1,6 +1,6 @@
-"""Cut tensors into the blocks that share a scale, and codes into dense bytes, in PyTorch on any device.
+"""Cut tensors into the blocks that share a scale, and pack codes into dense bytes, in PyTorch on any device.
 
-Legend: n elements in B blocks of K. Blocks at an edge are filled up with zeros.
+Shapes: n elements in B blocks of K. Blocks at an edge are filled up with zeros.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from custom_fp.operators import table as operators
 
 
 def to_blocks(x: Tensor, layout: Layout) -> Tensor:
-    """Return the blocks of a tensor, (B, K), dense."""
+    """Return the blocks of a tensor as one dense tensor of shape (B, K)."""
     height, width = layout.height, layout.width
     planes = x.reshape(layout.planes, layout.rows, layout.columns)
     planes = pad(planes, (0, -layout.columns % width, 0, -layout.rows % height))
@@ -25,7 +25,7 @@ def to_blocks(x: Tensor, layout: Layout) -> Tensor:
 
 
 def from_blocks(blocks_BxK: Tensor, layout: Layout) -> Tensor:
-    """Return the tensor of blocks, (planes, rows, columns)."""
+    """Return the tensor that consists of the given blocks, of shape (planes, rows, columns)."""
     height, width = layout.height, layout.width
     down, across = -(-layout.rows // height), -(-layout.columns // width)
     tiles = blocks_BxK.view(layout.planes, down, across, height, width).transpose(2, 3)
@@ -33,7 +33,7 @@ def from_blocks(blocks_BxK: Tensor, layout: Layout) -> Tensor:
 
 
 def join_codes(codes_n: Tensor, bits: int) -> Tensor:
-    """Return ceil(n / 8) * k bytes: 8 codes are k bytes, and code j begins at bit j * k, little-endian."""
+    """Return codes of k bits as ceil(n / 8) * k bytes. Code j begins at bit j * k, little-endian."""
     padded = pad(codes_n, (0, -codes_n.numel() % 8))
     if bits == 8:
         return padded
@@ -44,7 +44,7 @@ def join_codes(codes_n: Tensor, bits: int) -> Tensor:
 
 
 def split_codes(data: Tensor, n: int, bits: int) -> Tensor:
-    """Return the first n codes of such bytes."""
+    """Return the first n codes of the bytes that `join_codes` returned."""
     if bits == 8:
         return data[:n]
     if bits == 4:
@@ -54,8 +54,8 @@ def split_codes(data: Tensor, n: int, bits: int) -> Tensor:
 
 
 def single(x: Tensor) -> Tensor:
-    """Round x to float32, from which scales are computed."""
-    if x.dtype is torch.float64:  # because torch's conversion depends on the caller's flush-to-zero setting
+    """Round x to float32, the dtype in which scales are computed."""
+    if x.dtype is torch.float64:  # PyTorch's own conversion depends on the caller's flush-to-zero setting
         return operators.quantize.compute(x.detach(), "fp32")
     return x.detach()
 

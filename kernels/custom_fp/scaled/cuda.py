@@ -1,7 +1,7 @@
-"""The CUDA backend of formats with scales (csrc/tiles/tiles.cuh and csrc/scaled/scaled.cuh).
+"""The CUDA backend for formats with scales (csrc/tiles/tiles.cuh and csrc/scaled/scaled_kernels.cuh).
 
-Torch finds the largest magnitude of a whole tensor, packs codes, decodes codebooks and integers with zero points, and
-rounds these integers if they are not rounded to nearest even.
+PyTorch is used for what has no CUDA kernel: it computes the largest magnitude of a whole tensor, packs codes, and
+decodes codebooks and integers with zero points. It also rounds such integers if the rounding is not to nearest even.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from torch import Tensor
 from custom_fp.cuda import address, blocks, launch, mode_name, rule_args
 from custom_fp.formats.elements import ValueTable
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.search import search_of
 
 NOTHING = np.uint64(0)
-WHOLE = 1 << 14  # longer blocks take a warp too long, so torch finds their largest magnitude first
-RUNS = (16, 32, 64, 128)  # sizes of contiguous blocks that have kernels of their own
-GROUP = 128  # elements that share random words
+WHOLE = (
+    1 << 14
+)  # for longer blocks, PyTorch computes the largest magnitude first, since one warp would take too long
+RUNS = (16, 32, 64, 128)  # sizes of contiguous blocks that have their own kernels
+GROUP = 128  # the number of elements whose random bits come from the same random words
 
 
 class CudaScaled(ScaledReference):
-    """The kernels of csrc, by operator and by `ScaledFormat.kernels`."""
+    """The CUDA kernels for scaled formats, selected by operator and by `ScaledFormat.kernels`."""
 
     def kernel(
         self, operator: str, fmt: ScaledFormat, layout: Layout, rule: Rule = NEAREST
@@ -46,7 +48,7 @@ class CudaScaled(ScaledReference):
 
 
 def _targets(out: tuple[Tensor, ...], count: int) -> list[np.uint64]:
-    """Return the addresses that a kernel writes to: one of values, and `count` of codes, scales and so on."""
+    """Return the addresses of a kernel's outputs: the address of values, then `count` addresses of codes and scales."""
     found = [*map(address, out)] if len(out) == 1 else [NOTHING, *map(address, out)]
     return [*found, *[NOTHING] * count][: count + 1]
 
@@ -103,14 +105,14 @@ def _round(kind: str, fmt: ScaledFormat, layout: Layout, x: Tensor, *out: Tensor
 
 
 def _ends(kind: str, x: Tensor) -> Tensor:
-    """Return the largest magnitude, or NaN; for affine integers also the smallest and largest value or zero."""
+    """Return the largest magnitude, or NaN. For affine integers, append min(x, 0) and max(x, 0)."""
     low, high = (end.to(torch.float32) for end in torch.aminmax(x))
     largest = torch.maximum(low.abs(), high.abs())
     return largest if kind == "codebook" else torch.stack([largest, low.clamp(max=0.0), high.clamp(min=0.0)])
 
 
 def run(layout: Layout) -> int:
-    """Return the size of contiguous blocks that kernels named _runs can process; 0 if the blocks are different."""
+    """Return the size of the contiguous blocks, or 0 if the kernels named _runs cannot process these blocks."""
     rows = layout.as_rows
     return rows.width if rows.planes == rows.rows == 1 and rows.width in RUNS else 0
 

@@ -1,7 +1,7 @@
-"""Elements under scales: step 5 of formats/scaled.py, and their codes. Values are float32 in blocks, (B, K).
+"""Rounding and encoding of the elements of scaled formats: step 5 of formats/scaled_format.py.
 
-Elements are rounded, encoded and decoded by the operators of formats without scales, so by compiled code if there is
-any for the device.
+Values are float32 in blocks, of shape (B, K). Elements are rounded, encoded and decoded by the operators for formats
+without scales, so compiled code is used if it is available for the device.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from custom_fp.scaled.blocks import from_blocks, to_blocks
 
 
 def round_elements(element: Element, q_BxK: Tensor, layout: Layout, rule: Rule) -> Tensor:
-    """Round float32 values, which lie within the least and the largest element.
+    """Round float32 values that lie within the range of the elements.
 
     Args:
-        element: The element.
+        element: The format of the elements.
         q_BxK: The values.
-        layout: The blocks. Stochastic rounding reads the random words of elements in the order of the tensor.
-        rule: The rounding mode.
+        layout: How the tensor is cut into blocks. Stochastic rounding uses random words in the order of the tensor.
+        rule: How to round.
     """
     number = element.as_scalar if isinstance(element, Integer) else element
     q = from_blocks(q_BxK, layout) if rule.is_stochastic else q_BxK
@@ -36,7 +36,7 @@ def round_elements(element: Element, q_BxK: Tensor, layout: Layout, rule: Rule) 
 
 
 def to_codes(element: Element, elements_BxK: Tensor, zeros_B: Tensor | None) -> Tensor:
-    """Return the codes of elements as uint8. With zero points they are the elements plus the zero point."""
+    """Return the codes of elements as uint8. With zero points, a code is the element plus the zero point."""
     if zeros_B is not None:
         return (elements_BxK + zeros_B[:, None]).to(torch.uint8)
     if isinstance(element, Integer):
@@ -45,7 +45,7 @@ def to_codes(element: Element, elements_BxK: Tensor, zeros_B: Tensor | None) -> 
 
 
 def from_codes(element: Element, codes_BxK: Tensor, zeros_B: Tensor | None) -> Tensor:
-    """Return the elements of codes as float32."""
+    """Return the elements that codes represent, as float32."""
     if zeros_B is not None:
         return codes_BxK.float() - zeros_B.float()[:, None]
     if isinstance(element, Integer):
@@ -53,5 +53,7 @@ def from_codes(element: Element, codes_BxK: Tensor, zeros_B: Tensor | None) -> T
         return ((codes_BxK << unused).view(torch.int8) >> unused).float() * element.unit
     found = operators.decode.compute([codes_BxK], element)
     if isinstance(element, ValueTable) and len(element.values) < 256:
-        found.masked_fill_(codes_BxK >= len(element.values), math.nan)  # bytes that are no code
+        found.masked_fill_(
+            codes_BxK >= len(element.values), math.nan
+        )  # these bytes are not codes of the table
     return found

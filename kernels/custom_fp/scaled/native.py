@@ -1,7 +1,7 @@
-"""The compiled CPU backend of formats with scales (csrc/tiles/ and csrc/scaled/).
+"""The compiled CPU backend for formats with scales (csrc/tiles/ and csrc/scaled/).
 
-Codebooks and integers with zero points are transposed before they are encoded along another axis than the last one.
-Codebooks in tiles, and integers with zero points that are not rounded to nearest even, have no kernel.
+To encode codebooks and integers with zero points along an axis other than the last one, tensors are transposed first.
+There are no kernels for codebooks in tiles, nor for integers with zero points and other rounding than nearest even.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor, get_num_threads
 
-from custom_fp import _native  # type: ignore[attr-defined]  # has no stub
+from custom_fp import _native  # type: ignore[attr-defined]  # the compiled module has no type stub
 from custom_fp.formats.elements import ValueTable
 from custom_fp.formats.layout import Layout
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.search import search_of
 
-LONG = 1 << 17  # several threads share longer blocks: `grain` in csrc/cpu/parallel.h
+LONG = 1 << 17  # longer blocks are divided among several threads, as `grain` in csrc/cpu/parallel.h
 
 
 class NativeScaled(ScaledReference):
-    """The kernels of csrc, by operator and by `ScaledFormat.kernels`."""
+    """The CPU kernels for scaled formats, selected by operator and by `ScaledFormat.kernels`."""
 
     def kernel(
         self, operator: str, fmt: ScaledFormat, layout: Layout, rule: Rule = NEAREST
@@ -66,24 +66,24 @@ class NativeScaled(ScaledReference):
 
 
 def _call(function: Callable[..., None], *rest: object) -> Callable[..., None]:
-    """Return a function that passes the addresses of its tensors on, before other arguments and the threads."""
+    """Return a function of tensors that calls `function` with their addresses, `rest`, and the number of threads."""
     return lambda *tensors: function(*(x.data_ptr() for x in tensors), *rest, get_num_threads())
 
 
 def _rows(layout: Layout) -> tuple[int, int, int]:
-    """Return the number of rows, their length, and how much of one shares a scale, for blocks along rows."""
+    """Return the number of rows, the length of a row, and the size of a block, for blocks along rows."""
     return layout.planes * layout.rows, layout.columns, layout.width
 
 
 def _by_rows(operator: str, fmt: ScaledFormat, layout: Layout, *tensors: Tensor) -> None:
-    """Encode or decode blocks along columns, which are the rows of the transposed matrices."""
+    """Encode or decode blocks along columns, by transposing the matrices so that blocks run along rows."""
     planes, rows, columns = layout.planes, layout.rows, layout.columns
     blocks = -(-rows // layout.height)
     across = Layout(planes, columns, rows, 1, layout.height, (planes, columns, blocks))
     kernel = backend.kernel(operator, fmt, across)
     assert kernel is not None
     sizes = [blocks if x.numel() < layout.numel else rows for x in tensors]
-    # squeeze(0) because torch transposes single matrices faster
+    # squeeze(0), because PyTorch transposes a single matrix faster
     transposed = [x.view(planes, n, columns).squeeze(0).mT for x, n in zip(tensors, sizes, strict=True)]
     inputs = 1 if operator == "encode" else len(tensors) - 1
     results = [torch.empty(x.shape, dtype=x.dtype) for x in transposed[inputs:]]
@@ -127,13 +127,13 @@ def _decode_tiles(
 
 
 def _rule_args(rule: Rule) -> tuple[int, ...]:
-    """Return mode, seed, offset and mask."""
+    """Return the mode, the seed, the offset and the mask of random bits."""
     mode, _, *random = rule.flat
     return mode, *random
 
 
 def _is_one_row(layout: Layout) -> bool:
-    """Return whether the kernel can pack codes directly: every part of the tensor starts at a whole byte."""
+    """Return whether a kernel can pack codes directly, because each thread's part begins at a whole byte."""
     return layout.as_rows.rows == 1 == layout.planes and (
         layout.height == 1 and (layout.width <= LONG or layout.width >= layout.columns)
     )
@@ -215,14 +215,14 @@ def _pack_bytes(kernel: Callable[..., None], x: Tensor, body: Tensor, scales: Te
 
 @cache
 def _tables(table: ValueTable) -> tuple[_native.CodebookTables, object]:
-    """Return what the compiled functions take, and what keeps its memory."""
+    """Return the tables as an argument of compiled functions, and the object that keeps their memory alive."""
     search = search_of(table, "cpu")
     return _native.CodebookTables(*search.addresses(int), len(table.sorted_codes)), search
 
 
 @cache
 def _values(table: ValueTable) -> Tensor:
-    """Return the value of each byte. Bytes that are no code are NaN."""
+    """Return the value of each of 256 bytes. Bytes that are not codes of the table are NaN."""
     rest = [math.nan] * (256 - len(table.values))
     return torch.tensor([*table.values, *rest], dtype=torch.float32)
 

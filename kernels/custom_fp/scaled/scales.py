@@ -1,6 +1,6 @@
-"""The scales of blocks, in PyTorch: steps 1 to 4 of formats/scaled.py, in float32 as defined there.
+"""Choose and apply the scales of blocks, in PyTorch: steps 1 to 4 of formats/scaled_format.py, in float32.
 
-Legend: B blocks of K values.
+Shapes: B blocks of K values.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from custom_fp.formats.scale import ScaleFormat
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.operators import table as operators
 
 SMALLEST_SCALE = 2.0**-126
-"""The smallest scale of a tensor, and the smallest of the rule minmax."""
+"""The smallest scale of a whole tensor, and the smallest scale of the rule minmax."""
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Scaled blocks.
+    """Blocks that were divided by their scales.
 
     Attributes:
-        q: (B, K), what is rounded to elements.
-        codes: (B,), the codes of the scales: uint8, or float32 for fp32.
-        factors: (B,), what elements are multiplied by.
+        q: (B, K), the values to round to elements.
+        codes: (B,), the codes of the scales: uint8, or float32 if the format of the scales is fp32.
+        factors: (B,), the factors by which the elements are multiplied.
         zeros: (B,), the zero points as float32, or None.
     """
 
@@ -44,8 +44,8 @@ def scale_blocks(fmt: ScaledFormat, x_BxK: Tensor, tensor_scale: Tensor | None, 
     Args:
         fmt: The format.
         x_BxK: The values of the blocks.
-        tensor_scale: The scale of the tensor, or None.
-        times: A factor of the scale that the rule amax computes.
+        tensor_scale: The scale of the whole tensor, or None.
+        times: A factor by which the scale of the rule amax is multiplied.
     """
     if fmt.scale.rule == "minmax":
         return _scale_by_range(fmt, x_BxK)
@@ -64,7 +64,7 @@ def scale_blocks(fmt: ScaledFormat, x_BxK: Tensor, tensor_scale: Tensor | None, 
 
 
 def _scale_by_range(fmt: ScaledFormat, x_BxK: Tensor) -> Scaled:
-    """Apply the rule minmax."""
+    """Choose scales and zero points by the rule minmax, and apply them."""
     most = fmt.element.max
     low_B, high_B = x_BxK.amin(1).clamp(max=0.0), x_BxK.amax(1).clamp(min=0.0)
     scales_B = ((high_B - low_B) / most).clamp(min=SMALLEST_SCALE)
@@ -76,7 +76,7 @@ def _scale_by_range(fmt: ScaledFormat, x_BxK: Tensor) -> Scaled:
 
 
 def tensor_scale(fmt: ScaledFormat, x: Tensor) -> Tensor:
-    """Return the scale of a tensor (step 1) over the last dimension of x."""
+    """Return the scale of the whole tensor (step 1), computed over the last dimension of x."""
     finite = torch.where(x.isfinite(), x.abs(), 0.0)
     largest = finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1])
     return (largest / (fmt.target * fmt.largest_scale)).clamp(min=SMALLEST_SCALE)
@@ -85,13 +85,13 @@ def tensor_scale(fmt: ScaledFormat, x: Tensor) -> Tensor:
 def scale_codes(
     fmt: ScaledFormat, largest_B: Tensor, tensor_scale: Tensor | None, times: float = 1.0
 ) -> Tensor:
-    """Return the codes of scales (step 2) as uint8, or as float32 for fp32.
+    """Return the codes of scales (step 2) as uint8, or the scales as float32 if their format is fp32.
 
     Args:
         fmt: The format.
-        tensor_scale: The scale of the tensor, or None.
-        largest_B: The largest magnitude of each block; NaN or inf if the block holds one.
-        times: A factor of the scale that the rule amax computes.
+        tensor_scale: The scale of the whole tensor, or None.
+        largest_B: The largest magnitude of each block, or NaN or infinity if the block contains it.
+        times: A factor by which the scale of the rule amax is multiplied.
     """
     scale, is_finite_B = fmt.scale.format, largest_B.isfinite()
     largest_B = torch.where(is_finite_B, largest_B, 0.0)
@@ -110,13 +110,15 @@ def scale_codes(
             codes_B = (_exponent(wanted_B, fmt.added) + 127).clamp(0, 254)
         else:
             codes_B = operators.encode.compute(wanted_B, scale.magnitudes)[0]
-    assert scale.nan_code is not None  # scales of 8 bits have one
+    assert scale.nan_code is not None  # every 8-bit format of scales has a NaN
     return torch.where(is_finite_B, codes_B, scale.nan_code).to(torch.uint8)
 
 
 def _exponent(value: Tensor, added: int) -> Tensor:
-    """Return floor(log2) of positive values after `added` was added to their bits."""
-    is_small = value < 2.0**-100  # scaled up, because the bits of subnormal values have no exponent
+    """Return floor(log2) of the positive float32 values that result from adding `added` to the bits of `value`."""
+    is_small = (
+        value < 2.0**-100
+    )  # multiplied by 2**24, because subnormal values have no exponent in their bits
     bits = torch.where(is_small, value * 2.0**24, value).view(torch.int32)
     return (bits + added >> 23) - 127 - torch.where(is_small, 24, 0)
 
@@ -128,7 +130,7 @@ def values(scale: ScaleFormat, codes_B: Tensor) -> Tensor:
 
 @cache
 def _table(scale: ScaleFormat, device: str) -> Tensor:
-    """Return the value of each of 256 codes, NaN for those that are no scale."""
+    """Return the value of each of 256 codes of scales. Codes that are not scales are NaN."""
     if scale.magnitudes is None:
         powers = torch.exp2(torch.arange(-127, 128, dtype=torch.float64))
         return torch.cat([powers, torch.tensor([math.nan])]).to(torch.float32).to(device)

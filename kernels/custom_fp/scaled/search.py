@@ -1,4 +1,4 @@
-"""The tables with which compiled code finds the nearest value of a codebook (csrc/scaled/codebook.h)."""
+"""The tables by which compiled code finds the nearest value of a codebook (csrc/scaled/codebook.h)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import Tensor
 
 from custom_fp.formats.elements import ValueTable
 
-MOST_CELLS = 1 << 13
+MOST_CELLS = 1 << 13  # the largest number of cells
 
 
 @dataclass(frozen=True)
 class Search:
-    """`CodebookTables` of csrc/scaled/codebook.h, on a device."""
+    """The members of `CodebookTables` in csrc/scaled/codebook.h, on a device."""
 
     cells: tuple[Tensor, ...]  # thresholds, values, codes
     sizes: tuple[int, int, int]  # shift, first, half
     ascending: tuple[Tensor, ...]  # thresholds, values, codes
 
     def addresses(self, number: Callable[[int], Any]) -> list[Any]:
-        """Return the arguments of the compiled functions. `number` converts each size."""
+        """Return the arguments for the compiled functions. `number` converts the sizes to the required type."""
         first, last = ([x.data_ptr() for x in tensors] for tensors in (self.cells, self.ascending))
         return [*first, *map(number, self.sizes), *last]
 
 
 @cache
 def search_of(table: ValueTable, device: str) -> Search:
-    """Return the tables of a table of values, on a device."""
+    """Return the search tables of a codebook on a device."""
     known = torch.tensor(table.thresholds, dtype=torch.float32)
     sorted_values = torch.tensor([table.values[code] for code in table.sorted_codes], dtype=torch.float32)
     thresholds, ascending = _filled(known, math.inf), _filled(sorted_values, math.nan)
@@ -46,18 +46,18 @@ def search_of(table: ValueTable, device: str) -> Search:
 
 
 def _filled(values: Tensor, rest: float) -> Tensor:
-    """Return 256 values, of which the last ones are `rest`."""
+    """Return a tensor of 256 elements: the given values, then `rest` in all other places."""
     found = values.new_full((256,), rest)
     found[: len(values)] = values
     return found
 
 
 def _cells(thresholds: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return the fewest cells that contain at most one threshold each.
+    """Divide the range into as few cells as possible, such that each contains at most one threshold.
 
     Returns:
-        The numbers of thresholds below each cell of csrc/scaled/codebook.h and below its upper end, (cells, 2), and
-        (shift, first, half). There are no cells if more than MOST_CELLS would be needed.
+        The number of thresholds below the start and below the end of each cell, of shape (cells, 2), and the sizes
+        (shift, first, half) of csrc/scaled/codebook.h. If more than MOST_CELLS would be needed, there are no cells.
     """
     magnitudes = thresholds.abs()
     smallest = _bits(magnitudes[magnitudes > 0].min())

@@ -1,1 +1,1 @@
-"""Formats that are a table (formats/tabulated.py): how they are rounded, in torch, compiled and on CUDA."""
+"""Rounding to formats that are tables (formats/tabulated_format.py), in PyTorch and compiled for the CPU and CUDA."""

@@ -1,9 +1,9 @@
-"""Find binades in which rounding to a table equals adding and subtracting a number, as csrc/tabulated/cpu_lanes.h does.
+"""Find binades in which rounding to a table is the same as adding and then subtracting a constant.
 
-Adding 1.5 * 2**(u + 23) to a float32 below 2**(u + 22) and subtracting it rounds to the nearest multiple of 2**u, ties
-to even. A step function that equals this in a whole binade, for both signs, is computed in this way there. Both
-functions are monotonic, so they are equal everywhere if they are equal at the ends of the binade and on both sides of
-every threshold.
+Adding 1.5 * 2**(u + 23) to a float32 below 2**(u + 22) and subtracting it again rounds to the nearest multiple of 2**u,
+with ties to even. If a table's step function equals this in a whole binade, for both signs, csrc/tabulated/cpu_lanes.h
+computes it in this way. Both functions are monotonic, so they are equal everywhere if they are equal at the ends of the
+binade and on both sides of every threshold.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ _Half = tuple[np.ndarray, np.ndarray]
 
 
 def lifts_of(halves: list[_Half], has_negative_zero: bool) -> np.ndarray:
-    """Return the members of `Lifts` in csrc/tabulated/tabulated.h as int32.
+    """Return the members of `Lifts` in csrc/tabulated/tabulated_rounding.h as int32.
 
     Args:
-        halves: A positive and a negative step function: ascending thresholds (T,), magnitudes as integers, and results
-            (T + 1,), float32 bits.
+        halves: The step functions of positive and of negative numbers. Each has ascending thresholds (T,), which are
+            magnitudes as integers, and results (T + 1,), which are float32 bits.
         has_negative_zero: Whether the format has -0.
     """
     inner = halves[0][0][halves[0][0] < 254 << 23]
     steps = np.bincount(_binade(inner + 1), minlength=_BINADES)
     lifts = np.full(_BINADES, _NAN, np.int64)
-    for extra in (0, 1, 2):  # the ulp that the number of steps suggests, then one and two more
-        found = _right_lifts(halves, steps, extra, has_negative_zero)
+    for extra in (
+        0,
+        1,
+        2,
+    ):  # try the ulp that the number of steps suggests, then ulps that are 2 and 4 times as large
+        found = _correct_lifts(halves, steps, extra, has_negative_zero)
         lifts = np.where(lifts == _NAN, found, lifts)
     is_lifted = lifts != _NAN
     if 4 * steps[is_lifted].sum() < steps.sum() or not steps[is_lifted].any():
@@ -43,14 +47,15 @@ def lifts_of(halves: list[_Half], has_negative_zero: bool) -> np.ndarray:
 
 
 def _binade(magnitudes: np.ndarray) -> np.ndarray:
-    """Return b for the magnitudes above (b - 1) << 23 and up to b << 23; 0 for zero."""
+    """Return b for magnitudes m with (b - 1) << 23 < m <= b << 23, and 0 for zero."""
     return (magnitudes + 0x7FFFFF) >> 23
 
 
-def _right_lifts(halves: list[_Half], steps: np.ndarray, extra: int, has_negative_zero: bool) -> np.ndarray:
-    """Return the number to add in each binade, as float32 bits; NaN if this does not round correctly.
+def _correct_lifts(halves: list[_Half], steps: np.ndarray, extra: int, has_negative_zero: bool) -> np.ndarray:
+    """Return the constant to add in each binade, as float32 bits, or NaN if this does not round correctly.
 
-    It must also be correct just above the binade, from where a product may have been rounded down to its end.
+    The constant must also be correct just above the binade, because a product may have been rounded down to the end of
+    the binade.
     """
     each = np.arange(_BINADES)
     ulps = each - 128 - np.log2(np.maximum(steps, 1)).astype(int) + extra
@@ -74,7 +79,7 @@ def _right_lifts(halves: list[_Half], steps: np.ndarray, extra: int, has_negativ
 
 
 def _is_short(half: _Half) -> bool:
-    """Return whether values have at most 11 digits and steps at most 12, and no step is at a value or next to it."""
+    """Return whether values have at most 11 digits, steps have at most 12, and no step is at or next to a value."""
     thresholds, results = half
     inner, values = thresholds[(thresholds > 0) & (thresholds < _LARGEST)], results & 0x7FFFFFFF
     values = values[(values > 0) & (values < _INFINITY)]

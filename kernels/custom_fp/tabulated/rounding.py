@@ -1,9 +1,9 @@
-"""Rounding to a table in PyTorch and float64, and the rounding modes of all formats, which reference.py uses.
+"""Rounding to a table in PyTorch and float64, and the definition of the rounding modes, which reference.py uses, too.
 
-All elements are rounded to the `Half` of each sign (formats/tabulated.py), and the result with the sign of the element
-is taken. low is the largest magnitude of the half that is at most |x|, and high is the next one. `goes_up` defines
-when x becomes high. Past the largest magnitude, high is `beyond`, and becoming high is an overflow. -0 is kept if the
-format has it. NaN becomes infinity or the largest value if the format has no NaN.
+Each number is rounded to the `Half` (formats/tabulated_format.py) of each sign, and the result of the number's own sign
+is kept. `low` is the largest magnitude of the half that is at most |x|, and `high` is the next magnitude. `goes_up`
+defines when x is rounded to `high`. Past the largest magnitude, `high` is `beyond`, and rounding to it is an overflow.
+-0 is kept if the format has -0. NaN becomes infinity or the largest value if the format has no NaN.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from custom_fp.formats.tabulated import Half, Tabulated
+from custom_fp.formats.tabulated_format import Half, Tabulated
 from custom_fp.rounding import Form, Rounding, Rule
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What numbers past the largest value, infinity and NaN become."""
+    """The results for numbers past the largest value, for infinity, and for NaN."""
 
     past: float
     infinity: float
@@ -39,13 +39,13 @@ def outcome(fmt: Tabulated, half: Half, rule: Rule) -> Outcome:
 
 
 def round_to_table(x: Tensor, fmt: Tabulated, rule: Rule, random: Tensor | None) -> Tensor:
-    """Round float64 values to a format, as float64.
+    """Round float64 values to a table and return them as float64.
 
     Args:
         x: The values.
         fmt: The format.
-        rule: The rounding mode and the overflow.
-        random: 32 random bits for each element, of which the first `rule.bits` count.
+        rule: The rounding mode and the overflow mode.
+        random: 32 random bits for each element. The first `rule.bits` of them are used.
     """
     positive, negative = (_round(x.abs(), fmt, half, rule, random) for half in (fmt.positive, fmt.negative))
     return torch.where(torch.signbit(x), negative, positive)
@@ -53,9 +53,14 @@ def round_to_table(x: Tensor, fmt: Tabulated, rule: Rule, random: Tensor | None)
 
 @dataclass(frozen=True)
 class Tensors:
-    """The lists of a `Half` on a device.
+    """The lists of a `Half` as tensors on a device.
 
-    `magnitudes` ends with `beyond`, or infinity if there is none. `values` have their sign. `is_even` is that of codes.
+    Attributes:
+        magnitudes: The magnitudes, followed by `beyond`, or by infinity if there is no `beyond`.
+        boundaries: The boundary between each magnitude and the next.
+        ties_up: For each boundary, whether a number on the boundary becomes the larger neighbor.
+        values: The magnitudes with the sign of the half.
+        is_even: Whether the code of each magnitude is even.
     """
 
     magnitudes: Tensor
@@ -87,7 +92,7 @@ def _round(magnitude: Tensor, fmt: Tabulated, half: Half, rule: Rule, random: Te
     table = _tensors(fmt, half.sign, str(magnitude.device))
     last = len(half.magnitudes) - 1
     at = (torch.searchsorted(table.magnitudes, magnitude, right=True) - 1).clamp(0, last + 1)
-    low = at.clamp(max=last)  # if at is last + 1, the magnitude is past `beyond`
+    low = at.clamp(max=last)  # if `at` is last + 1, the magnitude is at least `beyond`
     to = torch.where(at > last, at, low + _goes_up(magnitude, low, table, half.sign, rule, random))
     after = outcome(fmt, half, rule)
     result = torch.where(to > last, after.past, table.values[to.clamp(max=last)])
@@ -98,7 +103,7 @@ def _round(magnitude: Tensor, fmt: Tabulated, half: Half, rule: Rule, random: Te
 def _goes_up(
     magnitude: Tensor, low: Tensor, table: Tensors, sign: float, rule: Rule, random: Tensor | None
 ) -> Tensor:
-    """Return whether finite magnitudes become the neighbor above, low + 1."""
+    """Return whether finite magnitudes are rounded to the neighbor above, which has index low + 1."""
     below, above, boundary = table.magnitudes[low], table.magnitudes[low + 1], table.boundaries[low]
     place = Place(
         is_inexact=(magnitude > below) & (above < math.inf),
@@ -114,16 +119,16 @@ def _goes_up(
 
 @dataclass(frozen=True)
 class Place:
-    """Where magnitudes lie between their neighbors below and above.
+    """The positions of magnitudes between their neighbors below and above.
 
     Attributes:
-        is_inexact: Whether the magnitude is not the neighbor below.
+        is_inexact: Whether the magnitude differs from the neighbor below.
         is_past_middle: Whether rounding to nearest gives the neighbor above.
         is_middle: Whether rounding to nearest is a tie.
-        ties_up: Whether the tie goes to the neighbor above, which is then even.
+        ties_up: Whether a tie goes to the neighbor above, because that neighbor is even.
         is_odd: Whether the neighbor below is odd.
-        is_negative: The sign.
-        distance: The distance from the neighbor below, float64 in [0, 1].
+        is_negative: Whether the number is negative.
+        distance: The distance from the neighbor below, as a share of the gap: float64 in [0, 1].
     """
 
     is_inexact: Tensor
@@ -136,12 +141,12 @@ class Place:
 
 
 def goes_up(place: Place, rule: Rule, random: Tensor | None) -> Tensor:
-    """Return whether magnitudes become the neighbor above. This is the definition of the rounding modes.
+    """Return whether magnitudes are rounded to the neighbor above. This function defines the rounding modes.
 
     Args:
-        place: Where the magnitudes lie.
+        place: The positions of the magnitudes between their neighbors.
         rule: The rounding mode.
-        random: 32 random bits for each element (int64), if the rounding is stochastic.
+        random: 32 random bits for each element (int64), for stochastic rounding.
     """
     match rule.rounding:
         case Rounding.NEAREST_EVEN:
@@ -167,7 +172,7 @@ def _carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
     Args:
         distance: The distance from the neighbor below.
         rule: The form and the number of random bits.
-        random: 32 random bits for each element, of which the first `rule.bits` count.
+        random: 32 random bits for each element. The first `rule.bits` of them are used.
     """
     steps = distance * 2.0**rule.bits
     whole = steps.floor()
@@ -189,7 +194,7 @@ def _carries(distance: Tensor, random: Tensor, rule: Rule) -> Tensor:
 
 @cache
 def _codes(fmt: Tabulated, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the values in ascending order, their codes, and the value of each code."""
+    """Return all values in ascending order, the code of each of them, and the value of each code."""
     up, down = fmt.positive, fmt.negative
     pairs = dict(zip((-value for value in down.magnitudes[1:]), down.codes[1:], strict=True))
     pairs |= dict(zip(up.magnitudes, up.codes, strict=True))
@@ -203,7 +208,7 @@ def _codes(fmt: Tabulated, device: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def codes_of_values(value: Tensor, fmt: Tabulated) -> Tensor:
-    """Return the codes (int64) of float64 values of the format."""
+    """Return the codes (int64) of float64 values, which must be values of the format."""
     order, codes, _ = _codes(fmt, str(value.device))
     found = codes[torch.searchsorted(order, value).clamp(max=len(order) - 1)]
     minus_zero = (value == 0) & torch.signbit(value)
@@ -212,5 +217,5 @@ def codes_of_values(value: Tensor, fmt: Tabulated) -> Tensor:
 
 
 def values_of_codes(codes: Tensor, fmt: Tabulated) -> Tensor:
-    """Return the values (float32) of int64 codes, of which the low bits are read."""
+    """Return the values (float32) of int64 codes. Bits of a code above the format's width are ignored."""
     return _codes(fmt, str(codes.device))[2][codes & (1 << fmt.code_bits) - 1]

@@ -1,11 +1,11 @@
-"""Checks for people who write their own kernels: is a result one that the hardware can give?
+"""Check whether the results of your own kernels are ones that the hardware can produce.
 
     from custom_fp.testing import assert_matmul, assert_quantize
 
     assert_matmul(my_gemm(a, b), a, b, machine="h100_bf16")
     assert_quantize(my_cast(x), x, "e4m3fn", overflow="saturate")
 
-No tolerance has to be chosen. It follows from the arithmetic of the machine and from the values of each element.
+You do not choose a tolerance. The checks derive it from the arithmetic of the machine and the values of each element.
 """
 
 from __future__ import annotations
@@ -37,52 +37,54 @@ def assert_matmul(
     elements: int | None = None,
     seed: int = 0,
 ) -> str:
-    """Assert that a kernel's matrix product is one that the named machine can give.
+    """Assert that the named machine can produce a kernel's matrix product.
 
-    Legal results are those of the following computation. The K terms of an element are cut into blocks of consecutive
-    terms, as many as the machine's instruction adds at once. Each block is added to a partial sum as the machine adds
-    it, or begins a new partial sum. Partial sums are added in float32. The order of blocks, and which of them share a
-    partial sum, is free, so split-K, stream-K, warps that share K, and atomic additions are all legal. The sum is
-    multiplied by the scales, each product rounded to float32, and rounded once, to nearest even, to the dtype of `got`.
+    The following results are legal. The K terms of an element are cut into blocks of consecutive terms. A block has as
+    many terms as one instruction of the machine adds. Each block either continues a partial sum, with the machine's own
+    addition, or begins a new partial sum. Partial sums are added in float32. A kernel may add blocks in any order and
+    may choose which blocks share a partial sum. Split-K, stream-K, warps that share K, and atomic additions are
+    therefore all legal. The sum is multiplied by the scales, and each product is rounded to float32. Finally, the
+    result is rounded once, to nearest even, to the dtype of `got`.
 
-    First, common orders are computed: one chain, and 2, 4, 8, 16 or 32 equal parts. If one of them gives every element,
-    the check passes. Otherwise each element that the best of them does not give must lie in an interval that contains
-    the results of all legal orders. The interval is derived from the element's own terms, without any tolerance.
+    The check first computes common orders of summation: one chain, and 2, 4, 8, 16 or 32 equal parts. If one of these
+    orders reproduces every element, the check passes. Otherwise, the check takes the order that reproduces the most
+    elements. Each element that this order does not reproduce must lie in an interval that contains the results of all
+    legal orders. The interval is derived from the terms of the element, without any tolerance.
 
-    If the check passes, every element is between the smallest and the largest value that any legal order can give, or
-    a bound beyond them. A legal result never fails. This does not mean that one order gives all elements, unless the
-    returned text names one, and errors that are smaller than the freedom of the order are not seen. The signs of
-    zeros are not compared. Elements whose partial sums can overflow in some order are not checked.
+    A legal result never fails the check. If the check passes, every element lies in its interval, which may be slightly
+    wider than the range of legal values. A pass does not prove that a single order produces all elements, unless the
+    returned text names that order. Errors that are smaller than the effect of the summation order are not detected. The
+    signs of zeros are not compared. Elements whose partial sums can overflow in some order are not checked.
 
     Args:
         got: The kernel's result, of shape (..., M, N), in float32, bfloat16 or float16, on any device.
-        a: The first operand, of shape (..., M, K). Its values must be those of the machine's input format.
-        b: The second operand, of shape (..., K, N). A machine with scales (b200_mxfp8, b200_nvfp4) takes operands that
-            `custom_fp.quantize` rounded, with `axis=-1` for a and `axis=-2` for b.
+        a: The first operand, of shape (..., M, K). The machine's input format must represent all of its values.
+        b: The second operand, of shape (..., K, N). For a machine with block scales (b200_mxfp8, b200_nvfp4), round the
+            operands with `custom_fp.quantize` first, with `axis=-1` for a and `axis=-2` for b.
         machine: The name of a machine in `custom_fp.accumulators.machines`, or any accumulator.
-        k_split: "any" for all splits of K; a number of equal parts, each a chain in ascending order (1: the bits of the
-            chain); or a list of the lengths of the parts. Parts consist of whole blocks. The order in which parts are
-            added in float32 is always free.
-        scale_a: A factor of the result: a number, or a tensor of shape (..., M, 1). With shape (..., M, G), G groups of
-            K have a scale each, and each group's sum is multiplied by both scales and added to a float32 total, as
-            DeepGEMM does.
+        k_split: How K is split. "any" allows all splits. A number means that many equal parts, each of which is
+            summed as one chain in ascending order; 1 requires the bits of a single chain. A list gives the lengths of
+            the parts. Parts consist of whole blocks, and they may be added in float32 in any order.
+        scale_a: A factor of the result: a number, or a tensor of shape (..., M, 1). A tensor of shape (..., M, G)
+            gives each of G groups of K its own scale. The sum of each group is then multiplied by both scales and
+            added to a float32 total, as DeepGEMM does.
         scale_b: The same for b, of shape (..., 1, N) or (..., G, N).
-        elements: Check only about so many elements, in random rows and columns, one from each of equally wide strips,
-            and in the first and last row and column. If None, all elements are checked.
-        seed: The seed of the random rows and columns.
+        elements: Check only about this many elements. Random rows and columns are sampled, one from each of equally
+            wide strips, plus the first and last row and column. If None, all elements are checked.
+        seed: The seed for sampling rows and columns.
 
     Returns:
-        The order that gives all elements, such as "one chain", or "within the bound".
+        The order that reproduces all elements, such as "one chain". If no computed order does, "within the bound".
 
     Raises:
-        AssertionError: `got` has elements that no legal order gives. The message names the worst one, its distance in
-            units in the last place, and a likely cause: each of many hypotheses (a missing block of K, a
-            transposed tile, a wrong scale, another rounding, flushed subnormals ...) is recomputed, and the one that
-            reproduces most of the wrong elements is reported.
+        AssertionError: No legal order produces some elements of `got`. The message names the worst element, its
+            distance in units in the last place, and a likely cause. To find the cause, many hypotheses are recomputed,
+            such as a missing block of K, a transposed tile, a wrong scale, another rounding or flushed subnormals. The
+            hypothesis that reproduces most of the wrong elements is reported.
         ValueError: An argument is not allowed.
     """
     if elements is not None and (not isinstance(elements, int) or isinstance(elements, bool) or elements < 1):
-        raise ValueError(f"elements is {elements!r}; allowed: None, or a number of elements from 1")
+        raise ValueError(f"elements is {elements!r}; it must be None or a number of elements, at least 1")
     problem = read_problem(got, a, b, machine, k_split, scale_a, scale_b)
     if problem.got.numel() == 0:
         return "no elements"
@@ -108,15 +110,15 @@ def assert_quantize(
     """Assert that a kernel's rounding equals `custom_fp.quantize`, bit for bit.
 
     Args:
-        got: The kernel's result, of the shape of x, in any floating-point dtype that has the values of the format.
-        x: What the kernel rounded.
+        got: The kernel's result, with the shape of x, in any floating-point dtype that represents the format's values.
+        x: The tensor that the kernel rounded.
         fmt: A number format or its name.
-        rounding: The rounding, as in `custom_fp.quantize`. For stochastic rounding without a seed, each element must
-            be one of the two neighbors of x, or x itself if the format has it. Whether the probabilities are right is
-            not checked. Formats with scales need a seed.
-        overflow: What values past the largest one become, as in `custom_fp.quantize`.
+        rounding: The rounding mode, as in `custom_fp.quantize`. For stochastic rounding without a seed, each element
+            must be one of the two neighbors of x, or x itself if the format represents x. The check does not test
+            whether the probabilities are right. Formats with scales require a seed.
+        overflow: The overflow mode, as in `custom_fp.quantize`. It decides what values past the largest one become.
         axis: The dimension along which blocks run, as in `custom_fp.quantize`.
-        seed: The seed of stochastic rounding by this package's generator.
+        seed: The seed of stochastic rounding, for kernels that use this package's random number generator.
 
     Raises:
         AssertionError: An element differs. NaN equals NaN, and 0 differs from -0. The message names the worst element

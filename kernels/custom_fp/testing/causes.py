@@ -1,4 +1,4 @@
-"""The message about a wrong product. Each possible cause is recomputed and compared with the kernel's result."""
+"""Explain why a matrix product is wrong: recompute it for each possible cause and compare with the kernel's result."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from custom_fp.testing.failure import Cause, Failure, cause_lines
 from custom_fp.testing.problem import Problem, equal_parts
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
-_ENOUGH = 0.9
-"""A cause that reproduces so large a share ends the search."""
-_LEAST = 0.5
-"""A cause that reproduces less is not reported."""
+_ENOUGH_SHARE = 0.9
+"""The search ends at a cause that reproduces at least this share of the wrong elements."""
+_LEAST_SHARE = 0.5
+"""A cause is reported only if it reproduces at least this share of the wrong elements."""
 
 
 def explain(failure: Failure) -> Cause | None:
-    """Return the cause that reproduces the most wrong elements, or None."""
+    """Return the cause that reproduces the most wrong elements, or None if none reproduces enough."""
     best = None
     for family in _FAMILIES:
         for cause in family(failure):
             if best is None or cause.share > best.share + 1e-9:
                 best = cause
-        if best is not None and best.share >= _ENOUGH:
+        if best is not None and best.share >= _ENOUGH_SHARE:
             break
-    return best if best is not None and best.share >= _LEAST else None
+    return best if best is not None and best.share >= _LEAST_SHARE else None
 
 
 def special_values(failure: Failure) -> Iterator[Cause]:
-    """Yield lost or unexpected NaN and infinity."""
+    """Yield causes by which NaN and infinity were lost or appeared unexpectedly."""
     low, high, special, _ = failure.bounds
     got, largest = failure.got, failure.whole.output.max
     replaced = special & failure.matches(failure.exact)
@@ -44,14 +44,14 @@ def special_values(failure: Failure) -> Iterator[Cause]:
     yield failure.of_mask(
         "NaN or infinity in the operands does not reach the result", special & got.isfinite()
     )
-    text = "the result is NaN although no operand is (memory that was not written?)"
+    text = "the result is NaN although no operand is NaN (was the memory not written?)"
     yield failure.of_mask(text, ~special & got.isnan())
     saturated = (got.abs() == largest) & ((low.abs() > largest) | (high.abs() > largest))
     yield failure.of_mask("the largest finite value was returned instead of infinity", saturated)
 
 
 def roundings(failure: Failure) -> Iterator[Cause]:
-    """Yield other roundings of the result."""
+    """Yield other ways to round the result."""
     output = failure.whole.output
 
     def round_to_output(x: Tensor, rounding: str = "nearest_even") -> Tensor:
@@ -78,13 +78,13 @@ def roundings(failure: Failure) -> Iterator[Cause]:
         fmt = Format.parse(name)
         if fmt != output:
             text = f"the result was rounded to {name}"
-            if not _is_part(fmt, output):
+            if not _is_subformat(fmt, output):
                 text = f"{text} before it was rounded to {output} (double rounding)"
             yield failure.of_ends(text, partial(rounded_twice, fmt=fmt))
 
 
 def scales(failure: Failure) -> Iterator[Cause]:
-    """Yield multiples of the result, and scales that were not applied as they should be."""
+    """Yield causes that multiply the result by a factor, such as scales that were applied twice or not at all."""
     problem, exact, got = failure.whole, failure.exact, failure.got
     yield failure.of_mask("the result is 0 (not written, or masked out)", got == 0)
     yield failure.of_values("the sign of the result is wrong", -exact)
@@ -110,7 +110,7 @@ def scales(failure: Failure) -> Iterator[Cause]:
 
 
 def terms(failure: Failure) -> Iterator[Cause]:
-    """Yield terms that are missing, added twice, or under another scale."""
+    """Yield terms that are missing, were added twice, or were multiplied by a wrong scale."""
     problem, exact, depth = failure.whole, failure.exact[:, None], failure.whole.depth
     has_scales = problem.a_exponents is not None or problem.group_scales is not None
     sums = torch.nn.functional.pad(failure.terms.cumsum(1), (1, 0))
@@ -133,7 +133,7 @@ def terms(failure: Failure) -> Iterator[Cause]:
 
 
 def block_scales(failure: Failure) -> Iterator[Cause]:
-    """Yield scales of blocks that were read from another place."""
+    """Yield block scales that were read from a wrong position."""
     problem = failure.whole
     if problem.group_scales is not None:
         size, (of_a, of_b) = problem.unit, problem.group_scales
@@ -164,7 +164,7 @@ def block_scales(failure: Failure) -> Iterator[Cause]:
 
 
 def operands(failure: Failure) -> Iterator[Cause]:
-    """Yield operands that were rounded or flushed first."""
+    """Yield operands that were rounded, or flushed to zero, before they were multiplied."""
     problem = failure.whole
     a, b = problem.a[failure.batch, failure.row], problem.bt[failure.batch, failure.column]
 
@@ -186,7 +186,7 @@ def operands(failure: Failure) -> Iterator[Cause]:
 
 
 def sums(failure: Failure) -> Iterator[Cause]:
-    """Yield sums in other formats."""
+    """Yield sums that were computed in other formats."""
     window, how, output = failure.window, failure.whole.how, failure.whole.output
     if how.is_stochastic or window.group_scales is not None:
         return
@@ -205,7 +205,7 @@ def sums(failure: Failure) -> Iterator[Cause]:
         yield failure.of_window(text, orders.epilogues(window, total)[0])
 
 
-def _is_part(fmt: Format, output: Format) -> bool:
+def _is_subformat(fmt: Format, output: Format) -> bool:
     return fmt.mantissa_bits <= output.mantissa_bits and fmt.emin >= output.emin and fmt.emax <= output.emax
 
 
@@ -216,7 +216,7 @@ _FAMILIES = (special_values, roundings, scales, block_scales, terms, layouts.lay
 
 
 def failure_message(problem: Problem, check: Check, sampled: bool) -> str:
-    """Return what is wrong with a result, in about ten lines."""
+    """Return a message of about ten lines that says what is wrong with a result."""
     low, high = (x.to(problem.dtype) for x in check.bounds.rounded(problem))
     got = problem.got[check.places]
     distance = units_outside(got, low, high)
@@ -230,7 +230,7 @@ def failure_message(problem: Problem, check: Check, sampled: bool) -> str:
         "",
         f"Mismatched elements: {wrong} / {total} ({100 * wrong / total:.1f}%)"
         + (" of the sampled elements" if sampled else "")
-        + _where(problem, check),
+        + _location(problem, check),
         f"Worst element: {got[worst].item():.9g} at index {place}, {_units(distance[worst].item(), problem.dtype)}",
         f"Expected there: {_interval(low[worst].item(), high[worst].item())}",
     ]
@@ -240,14 +240,14 @@ def failure_message(problem: Problem, check: Check, sampled: bool) -> str:
 
 
 def units_outside(got: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return how many values of the dtype lie between `got` and the interval; infinity where one is NaN."""
+    """Return how many values of the dtype lie between `got` and its interval. If either is NaN, return infinity."""
     x, a, b = (_ordinal(t) for t in (got, low, high))
     units = torch.maximum(a - x, x - b).clamp(min=0).double()
     return torch.where(got.isnan() | low.isnan(), torch.inf, units)
 
 
 def _ordinal(x: Tensor) -> Tensor:
-    """Return integers in the order of the values, without gaps."""
+    """Return integers that have the same order as the values, so that neighboring values differ by 1."""
     bits = x.contiguous().view(_INTEGERS[x.dtype]).long()
     return torch.where(bits < 0, -(bits & (2 ** (8 * x.element_size() - 1) - 1)), bits)
 
@@ -263,8 +263,8 @@ def _interval(low: float, high: float) -> str:
     return f"{low:.9g}" if low == high or low != low else f"{low:.9g} to {high:.9g}"
 
 
-def _where(problem: Problem, check: Check) -> str:
-    """Return the rows and columns that contain all mismatched elements, if they are not the whole matrix."""
+def _location(problem: Problem, check: Check) -> str:
+    """Return text that names the rows and columns of the mismatches, or "" if they span the whole matrix."""
     parts = []
     for name, index, places in zip(("rows", "columns"), check.places[1:], problem.places[1:], strict=True):
         first, last = int(places[index.min()]), int(places[index.max()])

@@ -1,4 +1,4 @@
-"""Whether a kernel's result of a matrix product is legal: common orders first, then the bound."""
+"""Decide whether a kernel's matrix product is legal: try common orders of summation first, then the bound."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from custom_fp.testing.orders import Candidate
 from custom_fp.testing.problem import Place, Problem
 
 _PROBE = 256
-"""Elements on which each order is tried before it is computed for all."""
+"""Number of elements on which an order is tried before it is computed for all elements."""
 
 _NOTHING = Bounds(*[torch.empty(0)] * len(Bounds._fields))
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found out about a result."""
+    """The outcome of checking a result."""
 
     order: Candidate | None
-    """The order that gives every element, if one was found."""
+    """The order that reproduces every element, if there is one."""
     places: Place
-    """Batch, row and column of the elements that no legal order gives."""
+    """Batch, row and column of each element that no legal order produces."""
     bounds: Bounds
     """The intervals of these elements."""
 
@@ -35,7 +35,7 @@ class Check:
 
 
 def check(problem: Problem) -> Check:
-    """Find an order that gives the result, or the elements that are outside of their interval."""
+    """Find an order that reproduces the result. If there is none, find the elements outside their intervals."""
     left = torch.ones(problem.got.shape, dtype=torch.bool)
     probe = problem.submatrix(_PROBE, torch.Generator().manual_seed(0))
     best, best_share = None, 0.5

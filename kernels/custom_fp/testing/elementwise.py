@@ -1,4 +1,4 @@
-"""Whether a kernel's rounding is right, and what would explain a wrong one."""
+"""Check a kernel's rounding of single values, and find a likely cause if the rounding is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.testing.failure import Cause, cause_lines
 
-_LEAST = 0.5
+_LEAST_SHARE = 0.5
 
 
 def check_quantize(
@@ -25,12 +25,12 @@ def check_quantize(
     axis: int | None,
     seed: int | None,
 ) -> str | None:
-    """Return what is wrong with a result, or None."""
+    """Return a message that says what is wrong with the result, or None if the result is right."""
     fmt = custom_fp.parse(fmt)
     for name, tensor in (("got", got), ("x", x)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = f"a tensor of {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name} is {kind}; allowed: a tensor of floating-point values")
+            raise ValueError(f"{name} is {kind}; it must be a tensor of floating-point values")
     if got.shape != x.shape:
         raise ValueError(
             f"got has shape {tuple(got.shape)}, but x has shape {tuple(x.shape)}; they must be equal"
@@ -41,7 +41,9 @@ def check_quantize(
     rule: dict[str, Any] = {"rounding": rounding, "overflow": overflow, "axis": axis}
     if rounding.startswith("stochastic") and seed is None:
         if fmt.has_scales:
-            raise ValueError(f"stochastic rounding to {fmt}, which has scales, is checked with a seed only")
+            raise ValueError(
+                f"{fmt} has scales, so stochastic rounding can be checked only with a seed; pass seed=..."
+            )
         ends = [
             custom_fp.quantize(x, fmt, **{**rule, "rounding": word})
             for word in ("toward_negative", "toward_positive")
@@ -57,7 +59,7 @@ def check_quantize(
 
 
 def same_bits(x: Tensor, y: Tensor) -> Tensor:
-    """Return where two float32 tensors have the same bits; NaN equals NaN."""
+    """Compare the bits of two float32 tensors, element by element. NaN equals NaN."""
     return (x.view(torch.int32) == y.view(torch.int32)) | (x.isnan() & y.isnan())
 
 
@@ -81,24 +83,26 @@ def _message(
         Cause(text, matches[wrong].double().mean().item()) for text, matches in _causes(got, x, fmt, rule)
     ]
     best = max(causes, key=lambda cause: cause.share)
-    return "\n".join([*lines, *cause_lines(best if best.share >= _LEAST else None)])
+    return "\n".join([*lines, *cause_lines(best if best.share >= _LEAST_SHARE else None)])
 
 
 def _steps(got: float, expected: float, fmt: NumberFormat) -> str:
-    """Return the distance in values of the format, if both are values of it."""
+    """Return text that gives the distance in units in the last place, or "" for long formats, tables and NaN."""
     if not isinstance(fmt, Format) or got != got or expected != expected or fmt.bits > 16:
         return ""
     values = torch.tensor(fmt.values(), dtype=torch.float64)
     values = values[~values.isnan()].unique()
     at = [int(torch.searchsorted(values, v)) for v in torch.tensor([got, expected], dtype=torch.float64)]
     if any(i >= len(values) or values[i] != v for i, v in zip(at, (got, expected), strict=True)):
-        return f" (got is no value of {fmt})"
+        return f" (got is not a value of {fmt})"
     steps = abs(at[0] - at[1])
-    return f", {steps} unit{'s' * (steps != 1)} in the last place away" if steps else ", the other zero"
+    return (
+        f", {steps} unit{'s' * (steps != 1)} in the last place away" if steps else ", which differs in sign"
+    )
 
 
 def _causes(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[tuple[str, Tensor]]:
-    """Yield hypotheses, and where each gives what the kernel gave."""
+    """Yield hypotheses, each with a mask of the elements at which it reproduces the kernel's result."""
 
     def rounded(x: Tensor, fmt: NumberFormat = fmt, **other: Any) -> Tensor:
         return custom_fp.quantize(x, fmt, **{**rule, "seed": 0, **other})
@@ -132,7 +136,7 @@ def _causes(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[t
             try:
                 yield text, same_bits(rounded(x, rounding=word), got)
             except ValueError:
-                continue  # some formats with scales have fewer roundings
+                continue  # some formats with scales do not support all rounding modes
     for name in ("bf16", "fp16", "tf32", "fp32"):
         if name != "fp32" or x.dtype == torch.float64:
             twice = rounded(custom_fp.quantize(x, name))
@@ -150,7 +154,7 @@ def _causes(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[t
 
 
 def _other_scales(got: Tensor, x: Tensor, fmt: NumberFormat, rule: dict) -> Iterator[tuple[str, Tensor]]:
-    """Blocks along another axis, or scales by another rule."""
+    """Yield hypotheses about the scales: blocks that run along another axis, or another rule that chooses scales."""
     for axis in [None, *range(x.dim())]:
         if axis != rule["axis"]:
             where = "the order in memory" if axis is None else f"dimension {axis}"

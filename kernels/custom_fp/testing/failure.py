@@ -1,4 +1,4 @@
-"""The elements by which a failure is explained, and how an explanation is scored on them."""
+"""Select the wrong elements that are used to explain a failure, and score possible causes on these elements."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from custom_fp.testing.bounds import bounds
 from custom_fp.testing.check import Check
 from custom_fp.testing.problem import Problem
 
-_SIDE = 48
-_MOST = 512
-_FULL = 1 << 31
+_WINDOW_SIDE = 48  # the most rows and columns of the window
+_MOST_ELEMENTS = 512  # the most elements on which a cause is scored
+_FULL = 1 << 31  # the most multiplications for which the product of the whole matrix is computed
 
 
 class Cause(NamedTuple):
-    """An explanation and the share of the wrong elements that it reproduces."""
+    """A possible cause and the share of the wrong elements that it reproduces."""
 
     text: str
     share: float
 
 
 def cause_lines(cause: Cause | None, which: str = "") -> list[str]:
-    """Return the lines of a message that name a cause. `which` says of which elements it gives the share."""
+    """Return the lines of a message that name a cause. `which` qualifies the elements that the share refers to."""
     if cause is None:
         return ["Likely cause: unknown; no single hypothesis reproduces most of the mismatched elements"]
     share = f"this reproduces {100 * cause.share:.0f}% of the mismatched elements{which}"
@@ -34,7 +34,7 @@ def cause_lines(cause: Cause | None, which: str = "") -> list[str]:
 
 
 class Failure:
-    """Wrong elements in a window of rows and columns. Shapes: E elements, K terms."""
+    """Wrong elements in a window of rows and columns. Shapes: E elements, K terms, (M, N) the whole matrix."""
 
     def __init__(self, problem: Problem, check: Check, worst: int):
         self.whole = problem
@@ -42,10 +42,10 @@ class Failure:
         self.batch = int(z[worst])
         same = (z == self.batch).nonzero()[:, 0]
         mixed = same[torch.randperm(len(same), generator=torch.Generator().manual_seed(0))]
-        picked = torch.cat([torch.tensor([worst]), mixed[:_MOST]])
-        rows, columns = (_first_values(index[picked], _SIDE) for index in (row, column))
+        picked = torch.cat([torch.tensor([worst]), mixed[:_MOST_ELEMENTS]])
+        rows, columns = (_first_values(index[picked], _WINDOW_SIDE) for index in (row, column))
         is_in = torch.isin(row[mixed], rows) & torch.isin(column[mixed], columns)
-        chosen = mixed[is_in][:_MOST]
+        chosen = mixed[is_in][:_MOST_ELEMENTS]
         self.window = problem.select(torch.tensor([self.batch]), rows, columns)
         self.row, self.column = row[chosen], column[chosen]
         self.place = z[chosen], self.row, self.column
@@ -56,12 +56,12 @@ class Failure:
 
     @cached_property
     def factors(self) -> list[Tensor]:
-        """(E,) float64 each: the scales of the result."""
+        """Return the factors of the result at each element, (E,) float64 each."""
         return [f.expand(self.whole.got.shape)[self.place].double() for f in self.whole.factors]
 
     @cached_property
     def scaling(self) -> Tensor:
-        """(E, K) or (E, 1) float64: what each product is multiplied by."""
+        """Return the factor by which each product is multiplied, (E, K) or (E, 1) float64."""
         scale = torch.ones(len(self.row), 1, dtype=torch.float64)
         for factor in self.factors:
             scale = scale * factor[:, None]
@@ -73,18 +73,18 @@ class Failure:
 
     @cached_property
     def terms(self) -> Tensor:
-        """(E, K) float64: the exact products times all scales; 0 where one is NaN or infinity."""
+        """Return the exact products times all scales, (E, K) float64. NaN and infinite products become 0."""
         a, b = self.whole.a[self.batch, self.row].double(), self.whole.bt[self.batch, self.column].double()
         return (a * b * self.scaling).nan_to_num(0, 0, 0)
 
     @cached_property
     def exact(self) -> Tensor:
-        """(E,) float64: the sums of the terms."""
+        """Return the sums of the terms, (E,) float64."""
         return self.terms.sum(1)
 
     @cached_property
     def matrix(self) -> Tensor | None:
-        """(M, N) float64: the exact product of the whole matrix, or None if it is too large."""
+        """Return the exact product of the whole matrix, (M, N) float64, or None if the matrix is too large."""
         problem = self.whole
         rows, columns = problem.got.shape[1:]
         if rows * columns * problem.depth > _FULL:
@@ -101,7 +101,7 @@ class Failure:
         return result
 
     def _tolerance(self) -> Tensor:
-        """Return how far a value before rounding can be from `got` and still give it: error bound and half a unit."""
+        """Return how far a value may be from `got` before rounding: the error bound plus half a unit."""
         wide = bounds(self.whole, *self.place)
         error = torch.maximum(wide.high - self.exact, self.exact - wide.low).nan_to_num(0, 0, 0)
         size = torch.maximum(self.got.abs().nan_to_num(0, 0, 0), self.exact.abs())
@@ -110,7 +110,7 @@ class Failure:
         return error + 0.51 * torch.exp2(exponent - output.mantissa_bits)
 
     def matches(self, values: Tensor) -> Tensor:
-        """Return where a value, before rounding, gives `got`: (E,) or (E, candidates)."""
+        """Return a mask of the values, (E,) or (E, candidates), that may have been rounded to `got`."""
         extra = (1,) * (values.dim() - 1)
         return (values - self.got.view(-1, *extra)).abs() <= self.tolerance.view(-1, *extra)
 
@@ -118,21 +118,21 @@ class Failure:
         return Cause(text, mask.double().mean().item())
 
     def of_values(self, text: str, values: Tensor) -> Cause:
-        """Score values (E,) before rounding. The bound over all orders is their tolerance."""
+        """Score a cause by the values (E,) that it predicts before rounding, within the bound over all orders."""
         return self.of_mask(text, self.matches(values))
 
     def of_window(self, text: str, result: Tensor) -> Cause:
-        """Score a result of the window, (1, rows, columns), by equality."""
+        """Score a cause by the result that it predicts for the whole window, (1, rows, columns), without tolerance."""
         x = result[self.in_window].double()
         return self.of_mask(text, (x == self.got) | (x.isnan() & self.got.isnan()))
 
     def of_ends(self, text: str, rounding: Callable[[Tensor], Tensor]) -> Cause:
-        """Score another rounding of the values between both bounds. It must be monotone."""
+        """Score another, monotone rounding by the elements that lie between the rounded bounds."""
         low, high = rounding(self.bounds.low).double(), rounding(self.bounds.high).double()
         return self.of_mask(text, (self.got >= low) & (self.got <= high))
 
     def best_of(self, texts: list[str], values: Tensor) -> Iterable[Cause]:
-        """Score many values of each element, (E, candidates). Only one that stands out counts."""
+        """Score many predictions, (E, candidates), and yield the best one if it is clearly ahead of all others."""
         if not texts:
             return
         shares = self.matches(values).double().mean(0)
@@ -142,5 +142,5 @@ class Failure:
 
 
 def _first_values(index: Tensor, count: int) -> Tensor:
-    """Return the first `count` different values, sorted."""
+    """Return the first `count` distinct values, sorted."""
     return torch.tensor(sorted(list(dict.fromkeys(index.tolist()))[:count]))

@@ -1,4 +1,4 @@
-"""Recompute products of kernels that read or write elements in the wrong position."""
+"""Recompute the products of kernels that read or write elements at wrong positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 
 def layouts(failure: Failure) -> Iterator[Cause]:
-    """Yield wrong results: a tile is transposed, in the wrong position, or added to another one."""
+    """Yield results with a tile that is transposed, is in the wrong position, or was added to another tile."""
     yield from _operand_tiles(failure)
     matrix = failure.matrix
     if matrix is None:
@@ -49,7 +49,11 @@ def layouts(failure: Failure) -> Iterator[Cause]:
 
 
 def _operands(failure: Failure) -> list[tuple[str, Tensor, Tensor, Tensor]]:
-    """Return each operand, (M or N, K), the row in it of each element, and all other factors of its terms (E, K)."""
+    """Return the name and values of both operands, with the row and the other factors of each element.
+
+    Each entry has the name, the operand as (M, K) or (N, K), the index (E,) of each element's row in the operand, and
+    the product (E, K) of all other factors of the element's terms.
+    """
     a, b = failure.whole.a[failure.batch], failure.whole.bt[failure.batch]
     rest = failure.scaling
     return [
@@ -59,7 +63,7 @@ def _operands(failure: Failure) -> list[tuple[str, Tensor, Tensor, Tensor]]:
 
 
 def _operand_tiles(failure: Failure) -> Iterator[Cause]:
-    """Yield square tiles of an operand that are transposed: all of them, or one along K."""
+    """Yield operands with transposed square tiles: all tiles transposed, or only one tile along K."""
     depth = failure.whole.depth
     k = torch.arange(depth)
     for (name, x, index, partner), tile in itertools.product(_operands(failure), _TILES):
@@ -79,6 +83,6 @@ def _operand_tiles(failure: Failure) -> Iterator[Cause]:
 
 
 def _at(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Return elements of a matrix; NaN outside of it."""
+    """Return elements of a matrix, or NaN for positions outside the matrix."""
     inside = (row >= 0) & (row < x.shape[0]) & (column >= 0) & (column < x.shape[1])
     return torch.where(inside, x[row.clamp(0, x.shape[0] - 1), column.clamp(0, x.shape[1] - 1)], torch.nan)

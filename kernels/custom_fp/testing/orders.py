@@ -1,4 +1,4 @@
-"""Common orders in which kernels add up a matrix product: one chain, or equal parts of K that are added in float32."""
+"""Compute a matrix product in common orders of summation: one chain, or equal parts of K that are added in float32."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ IN_ORDER, PAIRWISE = "in order", "pairwise"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One order of summation."""
+    """An order of summation."""
 
     parts: tuple[int, ...]
+    """The number of terms of each part of K."""
     added: str = IN_ORDER
+    """How the sums of the parts are added: one after another, or pairwise."""
 
     def __str__(self) -> str:
         if len(self.parts) == 1:
@@ -32,7 +34,7 @@ class Candidate:
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
-    """Yield the orders that are tried, the most common first."""
+    """Yield the orders to try, the most common ones first."""
     if problem.how.is_stochastic:
         return
     splits = [problem.parts] if problem.parts else []
@@ -49,7 +51,7 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
 
 
 def results(problem: Problem, candidate: Candidate) -> list[Tensor]:
-    """Return what kernels with this order may return: several, if the order of multiplying by scales is open."""
+    """Return the legal results of this order, one for each order in which the scales may be multiplied."""
     return epilogues(problem, summed(part_sums(problem, candidate.parts), candidate.added))
 
 
@@ -60,7 +62,7 @@ def part_sums(problem: Problem, parts: tuple[int, ...]) -> list[Tensor]:
 
 
 def summed(sums: list[Tensor], added: str = IN_ORDER) -> Tensor:
-    """Add partial sums in float32."""
+    """Return the float32 sum of the partial sums."""
     sums = list(sums)
     while len(sums) > 1:
         pairs = len(sums) // 2 if added == PAIRWISE else 1
@@ -92,7 +94,7 @@ def scaled(factors: tuple[Tensor, ...], total: Tensor) -> list[Tensor]:
 
 
 def equal(x: Tensor, y: Tensor) -> Tensor:
-    """Return where two tensors are equal; NaN equals NaN, and -0 equals 0."""
+    """Compare two tensors, element by element. NaN equals NaN, and -0 equals 0."""
     return (x == y) | (x.isnan() & y.isnan())
 
 

@@ -1,6 +1,6 @@
-"""The arguments of `assert_matmul`, checked and brought into one form: batches of float32 matrices on the CPU.
+"""Validate the arguments of `assert_matmul` and convert them to batches of float32 matrices on the CPU.
 
-Legend: Z matrices of a batch, M rows, N columns, K terms, G groups of terms under one scale, E elements.
+Shapes: Z matrices of a batch, M rows, N columns, K terms, S scales of blocks of K, G groups of K, E elements.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INPUTS = (
 )
 
 Place = tuple[Tensor, Tensor, Tensor]
-"""Batch, row and column of some elements."""
+"""The batch indices, rows and columns of some elements, one tensor each."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +37,29 @@ class Problem:
     """A matrix product and the result of a kernel for it."""
 
     got: Tensor
-    """(Z, M, N), in the kernel's output dtype."""
+    """(Z, M, N): the kernel's result, in the kernel's output dtype."""
     a: Tensor
-    """(Z, M, K) float32: what the machine multiplies, without the scale of the tensor."""
+    """(Z, M, K) float32: the values that the machine multiplies, before any scale of the whole tensor."""
     bt: Tensor
-    """(Z, N, K) float32: b, transposed."""
+    """(Z, N, K) float32: the transpose of b."""
     a_exponents: Tensor | None
-    """(Z, M, S) int32: the exponents of the scales of a's blocks, if the machine's operands have scales."""
+    """(Z, M, S) int32: the exponents of a's block scales, or None if the machine's operands have no block scales."""
     b_exponents: Tensor | None
-    """(Z, N, S) int32."""
+    """(Z, N, S) int32: the same for b."""
     how: Accumulator
+    """The accumulator that models the machine."""
     names: tuple[str, ...]
-    """What the factors are."""
+    """The name of each factor."""
     factors: tuple[Tensor, ...]
-    """float32 factors of the result, each broadcastable to (Z, M, N)."""
+    """The factors of the result, in float32. Each can be broadcast to (Z, M, N)."""
     group_scales: tuple[Tensor, Tensor] | None
-    """(Z, M, G) and (Z, N, G) float32: scales of groups of terms."""
+    """(Z, M, G) and (Z, N, G) float32: the scales of groups of terms, or None."""
     unit: int
-    """Terms that a split does not separate: a block of the machine, a chunk, or a group under one scale."""
+    """The number of terms that a split must keep together: a block of the machine, a chunk, or a group."""
     parts: tuple[int, ...] | None
-    """The number of terms of each part of K; None for any split."""
+    """The number of terms in each part of K, or None if every split is allowed."""
     places: Place
-    """The batch indices, rows and columns of the original result that are checked."""
+    """The batch indices, rows and columns of the original result that this problem contains."""
     shape: torch.Size
     """The shape of the original result."""
 
@@ -75,7 +76,10 @@ class Problem:
         return Format.parse(OUTPUT_FORMATS[self.dtype])
 
     def submatrix(self, elements: int, generator: torch.Generator | None = None) -> Problem:
-        """Return the problem of about `elements` elements: random rows and columns, one from each of equal strips."""
+        """Return a smaller problem of about `elements` elements.
+
+        Its rows and columns are chosen at random, one from each of equally wide strips.
+        """
         z, m, n = self.got.shape
         if z * m * n <= elements:
             return self
@@ -89,7 +93,7 @@ class Problem:
         return self.select(*picked)
 
     def select(self, z: Tensor, rows: Tensor, columns: Tensor) -> Problem:
-        """Return the problem of some batches, rows and columns."""
+        """Return the problem of the given batch indices, rows and columns."""
 
         def of(x: Tensor, *indices: Tensor) -> Tensor:
             for dimension, index in enumerate(indices):
@@ -119,7 +123,7 @@ class Problem:
         return (*reversed(batch), place[1], place[2])
 
     def chain(self, first: int, last: int, how: Accumulator | None = None) -> Tensor:
-        """Return (Z, M, N): what the machine adds up terms first .. last - 1 to, in ascending order."""
+        """Return the machine's sum of terms first to last - 1, added in ascending order, of shape (Z, M, N)."""
         how = how or self.how
         a, b = self.a[..., first:last].contiguous(), self.bt[..., first:last].mT.contiguous()
         if self.a_exponents is None or self.b_exponents is None or not how.scales:
@@ -132,21 +136,24 @@ class Problem:
 
 
 def read_problem(got: Any, a: Any, b: Any, machine: Any, k_split: Any, scale_a: Any, scale_b: Any) -> Problem:
-    """Return the problem that the arguments of `assert_matmul` describe. Raises ValueError."""
+    """Return the problem that the arguments of `assert_matmul` describe, or raise ValueError."""
     for name, x, allowed in (("got", got, OUTPUT_FORMATS), ("a", a, _INPUTS), ("b", b, _INPUTS)):
         if not isinstance(x, Tensor) or x.dtype not in allowed:
             kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-            raise ValueError(f"{name} is {_kind(x)}; allowed: a tensor of {kinds}")
+            raise ValueError(f"{name} is {_kind(x)}; it must be a tensor of one of the dtypes {kinds}")
         if x.dim() < 2:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; at least 2 dimensions are needed")
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have at least 2 dimensions")
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a has {a.shape[-1]} columns but b has {b.shape[-2]} rows; they must be equal")
     if a.shape[-1] == 0:
-        raise ValueError("a has no columns; at least one term is needed")
+        raise ValueError("a has no columns; it must have at least one")
     try:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError:
-        raise ValueError(f"the batches {tuple(a.shape[:-2])} and {tuple(b.shape[:-2])} do not fit") from None
+        raise ValueError(
+            f"the batch dimensions of a and b, {tuple(a.shape[:-2])} and {tuple(b.shape[:-2])}, "
+            "cannot be broadcast to one shape"
+        ) from None
     shape = torch.Size((*batch, a.shape[-2], b.shape[-1]))
     if got.shape != shape:
         raise ValueError(f"got has shape {tuple(got.shape)}, but a @ b has shape {tuple(shape)}")
@@ -167,8 +174,8 @@ def read_problem(got: Any, a: Any, b: Any, machine: Any, k_split: Any, scale_a: 
         for name, x, fmt in zip("ab", (a3, b3), formats, strict=True):
             if isinstance(fmt, Format) and not _has_values_of(x, fmt):
                 raise ValueError(
-                    f"{name} has values that {fmt} does not have, which {how} multiplies: "
-                    f"round it first, custom_fp.quantize({name}, {fmt.name!r})"
+                    f"{name} has values that {fmt}, the input format of {how}, does not represent; "
+                    f"round them first, with custom_fp.quantize({name}, {fmt.name!r})"
                 )
     z, m, n = len(a3), shape[-2], shape[-1]
     depth = a3.shape[-1]
@@ -201,12 +208,14 @@ def read_problem(got: Any, a: Any, b: Any, machine: Any, k_split: Any, scale_a: 
 
 def _accumulator(machine: Any) -> Accumulator:
     if not isinstance(machine, str | NumberFormat | Accumulator):
-        raise ValueError(f"machine is {machine!r}; allowed: a name such as 'h100_bf16', or an Accumulator")
+        raise ValueError(f"machine is {machine!r}; it must be a name such as 'h100_bf16', or an Accumulator")
     how, kahan = read(machine)
     how = how if isinstance(how, Accumulator) else Accumulator(how, kahan=kahan)  # type: ignore[arg-type]
     for fmt in how.roundings:
         if not getattr(fmt, "is_signed", True):
-            raise ValueError(f"machine is {how}; sums in {fmt}, which has no sign, are not checked")
+            raise ValueError(
+                f"machine is {how}, which sums in the unsigned format {fmt}; choose a signed format"
+            )
     return how
 
 
@@ -222,7 +231,11 @@ def _has_values_of(x: Tensor, fmt: NumberFormat) -> bool:
 def _scale(
     name: str, scale: Any, lead: tuple[int, ...], batch: torch.Size, last: bool = False
 ) -> Tensor | None:
-    """Return a scale as (Z or 1, M or 1, G) float32, or None for 1. With `last`, the scale is given as (..., G, N)."""
+    """Return a scale in float32, or None if `scale` is None.
+
+    `scale` is a number or has shape (..., M, G), or (..., G, N) with `last`. Rows come first in the result, which has
+    shape (Z, M, G), (Z, N, G) with `last`, or (1, 1, 1) for a number.
+    """
     if scale is None:
         return None
     x = torch.as_tensor(scale, dtype=torch.float32).detach().cpu()
@@ -230,52 +243,56 @@ def _scale(
         return x.view(1, 1, 1)
     allowed = "a number, or a tensor of shape " + ("(..., groups, N)" if last else "(..., M, groups)")
     if x.dim() < 2:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: {allowed}")
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {allowed}")
     x = x.mT if last else x
     try:
         return x.expand(*lead, x.shape[-1]).reshape(-1, lead[-1], x.shape[-1])
     except RuntimeError:
         raise ValueError(
-            f"{name} has shape {tuple(torch.as_tensor(scale).shape)}; allowed: {allowed}"
+            f"{name} has shape {tuple(torch.as_tensor(scale).shape)}; it must be {allowed}"
         ) from None
 
 
 def _group(depth: int, groups: int, unit: int) -> int:
-    """Return the number of terms under each of `groups` scales, a power of two if there is one."""
+    """Return how many terms each of `groups` scales covers. A power of two is preferred."""
     fitting = [g for g in range(-(-depth // groups), depth) if g % unit == 0 and -(-depth // g) == groups]
     if not fitting:
-        raise ValueError(f"{groups} scales do not divide {depth} terms into groups of whole blocks of {unit}")
+        raise ValueError(
+            f"{groups} scales do not divide {depth} terms into groups of whole blocks of {unit} terms"
+        )
     return min(fitting, key=lambda g: (g & (g - 1) != 0, g))
 
 
 def _parts(k_split: Any, depth: int, unit: int) -> tuple[int, ...] | None:
-    """Return the lengths of the parts of K, or None for any."""
+    """Return the number of terms in each part of K, or None if every split is allowed."""
     if k_split == "any":
         return None
     if isinstance(k_split, int) and not isinstance(k_split, bool) and k_split >= 1:
         return equal_parts(k_split, depth, unit)
     if isinstance(k_split, tuple | list) and k_split and all(isinstance(n, int) and n > 0 for n in k_split):
         if sum(k_split) != depth:
-            raise ValueError(f"the parts in k_split have {sum(k_split)} terms together, but a has {depth}")
+            raise ValueError(
+                f"the parts in k_split have {sum(k_split)} terms together, but a has {depth} terms"
+            )
         if any(n % unit for n in k_split[:-1]):
             raise ValueError(
                 f"k_split is {k_split}; every part but the last must be a multiple of {unit} terms"
             )
         return tuple(k_split)
     raise ValueError(
-        f"k_split is {k_split!r}; allowed: 'any', a number of equal parts, or a list of their lengths"
+        f"k_split is {k_split!r}; it must be 'any', a number of equal parts, or a list of the lengths of the parts"
     )
 
 
 def equal_parts(count: int, depth: int, unit: int) -> tuple[int, ...]:
-    """Divide K terms into at most `count` parts of equally many whole units; the last may be shorter."""
+    """Divide K into at most `count` parts of equally many whole units. The last part may be shorter."""
     units = math.ceil(depth / unit)
     length = math.ceil(units / count) * unit
     return tuple(min(length, depth - start) for start in range(0, depth, length))
 
 
 def _strips(total: int, count: int, generator: torch.Generator | None) -> Tensor:
-    """Choose `count` of `total` indices: the first, the last, and one from each strip in between."""
+    """Choose `count` of `total` indices: the first, the last, and a random one from each strip in between."""
     if count >= total:
         return torch.arange(total)
     starts = torch.arange(count) * total // count

@@ -1,4 +1,4 @@
-"""Command that writes the vectors of a request to a file. See custom_fp/vectors/__init__.py."""
+"""The command that writes the test vectors of a request to a file. See custom_fp/vectors/__init__.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from custom_fp.vectors.inputs import corners
 
 
 def main(request_file: str, out: str) -> None:
-    """Write the vectors that a JSON file requests."""
+    """Write the test vectors that a JSON file requests."""
     only_reference()
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     head, vectors = (accumulator_vectors if "accumulator" in request else format_vectors)(request)
@@ -34,14 +34,14 @@ def main(request_file: str, out: str) -> None:
 
 
 def format_vectors(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
-    """Return the header and the vectors of a number format."""
+    """Return the header and the test vectors of a number format."""
     fmt = read(request["format"])
     modes = rules(request["roundings"], request["overflows"], request["seed"])
     return header(fmt, request), rows(fmt, modes, request["count"], request["seed"])
 
 
 def accumulator_vectors(request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[Row]]:
-    """Return the header and the test vectors for an accumulator."""
+    """Return the header and the test vectors of an accumulator."""
     how = Accumulator.parse(request["accumulator"])
     operands: list[Any] = [read(name) for name in request["operands"]]
     head = {
@@ -65,7 +65,7 @@ def _scales(operands: list[Any]) -> dict[str, Any]:
 
 
 def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the first line of the file, which describes the format and its test vectors."""
+    """Return the header of the file, which describes the format and its test vectors."""
     about = {"boundaries": corners(fmt)[3]} if not fmt.has_scales else {"shape": shape_of(fmt)}
     return {
         "made_by": request["made_by"],
@@ -81,13 +81,13 @@ def header(fmt: NumberFormat, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_lines(file: TextIO, head: dict[str, Any], vectors: Iterator[Row]) -> None:
-    """Write one JSON object per line."""
+    """Write the header and each vector as a JSON object on its own line."""
     for line in chain([head], vectors):
         file.write(json.dumps(line) + "\n")
 
 
 def write_csv(file: TextIO, head: dict[str, Any], vectors: Iterator[Row]) -> None:
-    """Write the header as lines that begin with `# `, then a table. Spaces separate the numbers of one cell."""
+    """Write the header as lines that begin with `# `, then a table. In a cell, numbers are separated by spaces."""
     for line in json.dumps(head, indent=1).splitlines():
         file.write(f"# {line}\n")
     first = next(vectors)
@@ -98,7 +98,7 @@ def write_csv(file: TextIO, head: dict[str, Any], vectors: Iterator[Row]) -> Non
 
 
 def _columns(row: Row) -> list[str]:
-    """Return the columns of the table. The first row may lack the random bits that later rows have."""
+    """Return the columns of the table, including `random`, which the first row may not have."""
     names = list(row)
     if "rounding" in names and "random" not in names:
         names.insert(names.index("rounding") + 1, "random")

@@ -1,4 +1,4 @@
-"""The vectors of a number format: for each input, the result that the definition gives."""
+"""The test vectors of a number format: for each input, the result that the definition requires."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from custom_fp.vectors.blocks import blocks, other_block, size_of
 from custom_fp.vectors.inputs import inputs
 
 Row = dict[str, Any]
-INPUTS = 0xFFFFFFFE  # the random stream of inputs, which rounding does not use
+INPUTS = 0xFFFFFFFE  # the random stream of the inputs; rounding uses other streams
 
 
 def rules(roundings: Sequence[str], overflows: Sequence[str], seed: int) -> list[Rule]:
-    """Return a rule for each pair of a rounding and an overflow."""
+    """Return a rule for each pair of a rounding mode and an overflow mode."""
     return [Rule.of(rounding, overflow, seed) for rounding, overflow in product(roundings, overflows)]
 
 
 def rows(fmt: NumberFormat, rules: Sequence[Rule], count: int, seed: int) -> Iterator[Row]:
-    """Yield a row for each rule and each input, or for each block if the format has scales.
+    """Yield a row for each rule and each input, or for each rule and each block if the format has scales.
 
-    The random bits of a row are those that quantize uses with the rule's seed for the tensor of all inputs, in the
-    order of the rows, or for the tensor of the block.
+    The random bits in a row are those that quantize uses with the seed of the rule, either for a tensor of all inputs
+    in the order of the rows, or for the tensor of the block.
 
     Args:
         fmt: The format.
-        rules: How to round.
+        rules: The rounding rules to test.
         count: The number of random inputs or blocks.
         seed: The seed of the random inputs.
     """
@@ -69,7 +69,7 @@ def _block_rows(fmt: NumberFormat, rule: Rule, words: Sequence[int]) -> Iterator
 
 
 def shape_of(fmt: NumberFormat) -> tuple[int, ...]:
-    """Return the shape of the tensor in a row of a format with scales: one block, or two if the tensor has a scale."""
+    """Return the shape of a row's tensor, for formats with scales: one block, or two if the tensor has a scale."""
     if not fmt.has_scales:
         return ()
     times = 1 + fmt.has_tensor_scale
@@ -81,7 +81,7 @@ def shape_of(fmt: NumberFormat) -> tuple[int, ...]:
 
 
 def _side_by_side(block: Sequence[int], other: Sequence[int], fmt: NumberFormat) -> list[int]:
-    """Return the values of a tensor of two blocks, in memory order."""
+    """Return the values of a tensor that consists of two blocks next to each other, in memory order."""
     if not isinstance(fmt.block, tuple) and fmt.block != "column":
         return [*block, *other]
     width = fmt.block[1] if isinstance(fmt.block, tuple) else 1
@@ -107,14 +107,14 @@ def _pack(x: Tensor, fmt: NumberFormat, rule: Rule) -> Tensor:
 
 
 def _unpack(data: Tensor, fmt: NumberFormat, shape: Sequence[int]) -> list[int]:
-    """Return the float32 bits of packed values."""
+    """Return the bits of the float32 values of packed bytes."""
     out = torch.empty(shape, dtype=torch.float32)
     function("unpack", fmt.backends, "any")(data, fmt, 0, out)
     return (out.view(-1).view(torch.int32).long() & 0xFFFFFFFF).tolist()
 
 
 def _split(data: Tensor, fmt: NumberFormat, shape: tuple[int, ...]) -> Row:
-    """Return the parts of packed bytes, in their order: tensor_scale, scales, zero_points and codes."""
+    """Return the parts of packed bytes by name: tensor_scale, scales, zero_points and codes, in this order."""
     count, start = fmt.layout(shape).scales, 0
     found: Row = {}
     parts = (
@@ -132,7 +132,7 @@ def _split(data: Tensor, fmt: NumberFormat, shape: tuple[int, ...]) -> Row:
 
 
 def codes_in(data: Tensor, n: int, bits: int) -> list[int]:
-    """Return the first n codes of packed bytes. Code j starts at bit j * bits, little-endian."""
+    """Return the first n codes in packed bytes. Code j starts at bit j * bits, little-endian."""
     digits = data.long()[:, None] >> torch.arange(8) & 1
     weights = 1 << torch.arange(bits)
     return (digits.view(-1)[: n * bits].view(n, bits) * weights).sum(1).tolist()

@@ -1,7 +1,7 @@
-"""The blocks with which a format with scales is tested. A block is a list of the bits of float32 values.
+"""The blocks with which formats with scales are tested. A block is a list of the bits of float32 values.
 
-They cover the boundaries of the elements under several scales, the boundaries of the scales, special values, and random
-values.
+The blocks cover the boundaries of the elements under several scales, the boundaries of the scales, special values, and
+random values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,25 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around, bits_of, value_of
 
 Case = tuple[str, list[int]]
-WHOLE_TENSOR = 32  # number of values if a block is the whole tensor, or a row or column of it
-# log2 of the scales under which all boundaries of an element are tested
+WHOLE_TENSOR = 32  # the number of values if a block is the whole tensor, or one of its rows or columns
+# log2 of the scales under which all boundaries of the elements are tested
 OCTAVES = (0, -3, 6, -40, 40, -120, 100)
-BINADES = (-149, -140, -127, -126, -60, -9, -1, 0, 1, 9, 60, 126, 127)  # of the largest magnitude of a block
-SPREAD = 24  # how many binades below its largest magnitude a random block extends
+BINADES = (
+    -149,
+    -140,
+    -127,
+    -126,
+    -60,
+    -9,
+    -1,
+    0,
+    1,
+    9,
+    60,
+    126,
+    127,
+)  # exponents of a block's largest magnitude
+SPREAD = 24  # the number of binades below its largest magnitude over which a random block extends
 
 
 def size_of(fmt: NumberFormat) -> int:
@@ -30,11 +44,11 @@ def size_of(fmt: NumberFormat) -> int:
 
 
 def blocks(fmt: NumberFormat, words: Sequence[int]) -> Iterator[Case]:
-    """Yield the name of the case and the block, in a fixed order.
+    """Yield the name of each case and its block, in a fixed order.
 
     Args:
         fmt: The format.
-        words: Random integers of 32 bits. Each `size_of(fmt)` of them make one random block.
+        words: Random 32-bit integers. A random block uses `size_of(fmt)` of them.
     """
     size = size_of(fmt)
     yield from _special(size)
@@ -48,9 +62,9 @@ def blocks(fmt: NumberFormat, words: Sequence[int]) -> Iterator[Case]:
 
 
 def other_block(fmt: Any) -> list[int]:
-    """Return the block that accompanies each block if the tensor has a scale.
+    """Return the second block of each tensor, for formats with a scale of the whole tensor.
 
-    Its largest value makes the scale of the tensor 1, unless the other block has a larger value.
+    The largest value of this block makes the scale of the tensor 1, unless the first block has a larger value.
     """
     return _descending(bits_of(fmt.target * fmt.largest_scale), size_of(fmt))
 
@@ -66,7 +80,7 @@ def _special(size: int) -> Iterator[Case]:
 
 
 def _elements(fmt: NumberFormat, octave: int) -> list[list[int]]:
-    """Return the largest value of a block, and the others to test: all values, boundaries, and their neighbors."""
+    """Return the largest value of a block, and the other values to test: all elements, boundaries and neighbors."""
     values = sorted({v for v in fmt.code_values() or (-1.0, 0.0, 1.0) if math.isfinite(v)})
     peak, scale = max(map(abs, values)), 2.0**octave
     if peak * scale > value_of(LARGEST):
@@ -82,7 +96,7 @@ def _elements(fmt: NumberFormat, octave: int) -> list[list[int]]:
 
 
 def _split(elements: list[list[int]], size: int) -> Iterator[list[int]]:
-    """Yield blocks that begin with the largest value. The last one is padded with zeros."""
+    """Yield blocks that begin with the largest value. The last block is padded with zeros."""
     largest, rest = elements
     for first in range(0, len(rest), size - 1 or 1):
         part = [*largest, *rest[first : first + size - 1]][:size]
@@ -90,10 +104,10 @@ def _split(elements: list[list[int]], size: int) -> Iterator[list[int]]:
 
 
 def _largest_magnitudes(fmt: Any) -> list[int]:
-    """Return the largest magnitudes at which the scale of a block changes, and their neighbors.
+    """Return the magnitudes of a block's largest value at which the scale changes, and their neighbors.
 
-    If the format of the scales has a mantissa, these are all of its boundaries. Otherwise, they are powers of two and
-    the values at which the scaling rules change.
+    If the format of the scales has a mantissa, these are all boundaries between scales. Otherwise, they are powers of
+    two and the values at which the scaling rules change.
     """
     target = 1.0 if fmt.has_zero_point else fmt.target
     magnitudes = fmt.scale.format.magnitudes
@@ -111,13 +125,13 @@ def _largest_magnitudes(fmt: Any) -> list[int]:
 
 
 def _descending(largest: int, size: int) -> list[int]:
-    """Return 1, -1/2, 1/3, -1/4 ... times the largest value."""
+    """Return the given largest value, multiplied by 1, -1/2, 1/3, -1/4 and so on."""
     value = value_of(largest)
     return [bits_of(value / (i + 1)) | SIGN * (i % 2) for i in range(size)]
 
 
 def _random(words: Sequence[int]) -> Iterator[int]:
-    """Yield values whose exponents lie between a random largest one and SPREAD below it."""
+    """Yield random values whose exponents lie between a random largest exponent and SPREAD below that."""
     top = 1 + words[0] % 254
     for word in words:
         below = (word >> 8) * 2654435761 % 2**32 % (SPREAD + 1)

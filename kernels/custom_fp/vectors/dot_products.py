@@ -1,9 +1,10 @@
-"""The dot products with which an accumulator is tested, and the results that accumulators/reference.py gives.
+"""The dot products with which accumulators are tested, and the results, computed by accumulators/reference.py.
 
-A row has the codes of both vectors, in the order in which they are summed, and the code of the result, in the format of
-the sums, or of the total if there are chunks. The vectors have two blocks and a part of a third, or a fixed number of
-terms if there are no blocks. Their values are values of the factors' formats. For formats with scales, a row also has
-the codes of the blocks' scales, but no scale of the tensor.
+A row contains the codes of both vectors, in the order in which their products are summed, and the code of the result.
+The result has the format of the sums, or of the total if there are chunks. The vectors are long enough for two blocks
+and a part of a third one, or have a fixed number of terms if there are no blocks. Their values are values of the
+factors' formats. For formats with scales, a row also contains the codes of the blocks' scales, but no scale of the
+whole tensor.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from custom_fp.formats.scalar import Format
 from custom_fp.reference import random_words
 from custom_fp.vectors import scales
 
-INPUTS = 0xFFFFFFFD  # the random stream of the first vector; the second has the one before it
-UNBLOCKED_TERMS = 16  # terms of a vector if there are no blocks
+INPUTS = 0xFFFFFFFD  # the random stream of the first vector; the second vector uses the stream before it
+UNBLOCKED_TERMS = 16  # the number of terms of a vector if there are no blocks
 Row = dict[str, object]
 Case = tuple[str, list[float], list[float]]
 
@@ -36,13 +37,13 @@ def result_format(how: Accumulator) -> Any:
 
 
 def depth_of(how: Accumulator) -> int:
-    """Return the number of terms of a vector: two blocks, or two chunks, and a part of a third."""
+    """Return the number of terms of a vector: two blocks (or chunks) and a part of a third one."""
     block = how.chunk or how.block
     return UNBLOCKED_TERMS if block == 1 else 2 * block + max(1, block // 2)
 
 
 def rows(how: Accumulator, operands: Sequence[Any], count: int, seed: int) -> Iterator[Row]:
-    """Yield the vectors of an accumulator.
+    """Yield the test vectors of an accumulator, one row for each dot product.
 
     Args:
         how: The accumulator.
@@ -89,13 +90,13 @@ def rows(how: Accumulator, operands: Sequence[Any], count: int, seed: int) -> It
 
 
 def _zeros(depth: int) -> Iterator[Case]:
-    """Yield zeros of either sign."""
+    """Yield vectors of zeros with both signs."""
     for x, y in ((0.0, 0.0), (-0.0, 0.0), (-0.0, -0.0)):
         yield "zeros", [x] * depth, [y] * depth
 
 
 def _single_terms(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
-    """Yield vectors with one product that is not zero, at every place, and vectors of ones up to that place."""
+    """Yield vectors with a single nonzero product, at each position, and vectors of ones up to each position."""
     for k in range(depth):
         ones = [1.0] * (k + 1) + [0.0] * (depth - k - 1)
         yield "one term", [0.0] * k + [-1.0] + [0.0] * (depth - k - 1), [1.0] * depth
@@ -105,8 +106,8 @@ def _single_terms(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case
 def _far_apart(how: Accumulator, operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
     """Yield a large product among small ones, at every distance of exponents that the formats allow.
 
-    The large product is in the same block as small ones or in another one, with either sign, and it may be cancelled by
-    its negative.
+    The large product has either sign. It is in the same block as the small ones or in another block, and in some cases
+    its negative cancels it.
     """
     (low_a, high_a), (low_b, high_b) = map(_exponents, operands)
     high, low = high_a + high_b, low_a + low_b
@@ -127,7 +128,7 @@ def _far_apart(how: Accumulator, operands: Sequence[NumberFormat], depth: int) -
 
 
 def _extremes(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
-    """Yield the smallest and largest values and subnormals, in all combinations."""
+    """Yield vectors of the smallest values, the largest values and subnormals, in all combinations."""
     ends = [_extreme_values(fmt) for fmt in operands]
     for x in ends[0]:
         for y in ends[1]:
@@ -137,7 +138,7 @@ def _extremes(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
 
 
 def _not_finite(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
-    """Yield infinities and NaN, if the formats have them."""
+    """Yield vectors that contain infinity and NaN, if the formats have them."""
     a, b = operands
     factors = [(math.inf, 1.0)] * a.has_inf + [(1.0, -math.inf)] * b.has_inf + [(math.inf, 0.0)] * a.has_inf
     factors += [(math.nan, 1.0)] * a.has_nan + [(0.0, math.nan)] * b.has_nan
@@ -153,8 +154,8 @@ def _not_finite(operands: Sequence[NumberFormat], depth: int) -> Iterator[Case]:
 def _random(operands: Sequence[NumberFormat], depth: int, count: int, seed: int) -> list[Tensor]:
     """Return random codes for both vectors.
 
-    Rows alternate between any codes, and finite values whose second half has the negatives of the first, in reverse
-    order.
+    Rows of two kinds alternate. The first kind has arbitrary codes. The second kind has finite values, and the second
+    half of the first vector has the negatives of the first half, in reverse order.
     """
     found = []
     for i, fmt in enumerate(operands):
@@ -173,7 +174,7 @@ def _random(operands: Sequence[NumberFormat], depth: int, count: int, seed: int)
 
 
 def result_digits(how: Accumulator) -> int:
-    """Return the mantissa bits of an accumulator's result, or 8 if its format is a table of values."""
+    """Return the number of mantissa bits of an accumulator's result, or 8 if its format is a table of values."""
     return getattr(result_format(how), "mantissa_bits", 8)
 
 
@@ -188,7 +189,7 @@ def _exponents(fmt: Any) -> tuple[int, int]:
 
 
 def _factors(exponent: int, operands: Sequence[Any]) -> tuple[float, float]:
-    """Return two values whose product has about this exponent, and more than one significant bit if possible."""
+    """Return two values whose product has about this exponent and, if possible, more than one significant bit."""
     (low_a, high_a), (low_b, high_b) = map(_exponents, operands)
     exponent_a = min(max(exponent - (low_b + high_b) // 2, low_a, exponent - high_b), high_a)
     exponent_b = min(max(exponent - exponent_a, low_b), high_b)

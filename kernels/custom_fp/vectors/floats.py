@@ -1,4 +1,4 @@
-"""Conversion between float32 values and their 32 bits. Uses only the standard library."""
+"""Convert between float32 values and their 32 bits. This module uses only the standard library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIGN, INFINITY, LARGEST, NAN = 0x80000000, 0x7F800000, 0x7F7FFFFF, 0x7FC00000
 
 
 def bits_of(value: float) -> int:
-    """Return the bits of a value, rounded to float32."""
+    """Return the bits of a value after rounding it to float32."""
     return struct.unpack("<I", struct.pack("<f", float32(value)))[0]
 
 
@@ -20,14 +20,15 @@ def value_of(bits: int) -> float:
 
 
 def around(magnitude: float) -> tuple[list[int], list[int]]:
-    """Return the float32 values around a magnitude, as bits.
+    """Return the bits of the float32 values at and around a magnitude.
 
     Args:
         magnitude: A value that is exact in float64.
 
     Returns:
-        ([its bits], [the bits of both neighbors]) if the magnitude is a float32, else ([], [the bits of the two values
-        that enclose it]). Values beyond the largest float32 are left out.
+        If the magnitude is a float32 value, a list with its bits and a list with the bits of its two neighbors.
+        Otherwise, an empty list and a list with the bits of the two values that enclose the magnitude. Values beyond
+        the largest float32 are left out.
     """
     at = bits_of(magnitude)
     if value_of(at) == magnitude:

@@ -1,7 +1,7 @@
-"""The float32 inputs with which a format without scales is tested: all corners of its rounding, and random values.
+"""The float32 inputs with which formats without scales are tested: all corner cases of rounding, and random values.
 
-A rounding changes its result only at the format's values and at the boundaries between neighbors. Therefore, these
-values and the float32 values on both sides of them determine it everywhere.
+The result of rounding changes only at the values of the format and at the boundaries between neighbors. The results for
+these numbers and for the float32 values on both sides therefore determine the results for all inputs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around
 
-ALL, ENDS, NONE = "all", "those beside powers of two", "none: the format does not say its values"
+ALL, ENDS, NONE = "all", "those next to powers of two", "none: the format does not list its values"
 SPECIAL = (0, 1, 0x007FFFFF, 0x00800000, LARGEST, INFINITY, NAN, 0x7F800001, 0x7FFFFFFF)
-WIDER = 2  # binades beyond the format's range, on both sides, that random inputs cover
+WIDER = 2  # the number of binades beyond each end of the format's range that random inputs cover
 
 
 def inputs(fmt: NumberFormat, words: Sequence[int]) -> dict[int, str]:
@@ -25,7 +25,7 @@ def inputs(fmt: NumberFormat, words: Sequence[int]) -> dict[int, str]:
 
     Args:
         fmt: The format.
-        words: Random integers of 32 bits. Two of them make one random input.
+        words: Random 32-bit integers. A random input uses two of them.
     """
     found: dict[int, str] = {}
     for bits in SPECIAL:
@@ -36,7 +36,7 @@ def inputs(fmt: NumberFormat, words: Sequence[int]) -> dict[int, str]:
     for case, magnitudes in cases:
         for magnitude in magnitudes:
             exact, neighbors = around(magnitude)
-            for bits, name in [(b, case) for b in exact] + [(b, f"beside a {case}") for b in neighbors]:
+            for bits, name in [(b, case) for b in exact] + [(b, f"next to a {case}") for b in neighbors]:
                 for sign in (0, SIGN):
                     found.setdefault(bits | sign, name)
     for bits in _random(fmt, words):
@@ -45,11 +45,11 @@ def inputs(fmt: NumberFormat, words: Sequence[int]) -> dict[int, str]:
 
 
 def corners(fmt: NumberFormat) -> tuple[list[float], list[float], list[float], str]:
-    """Return the magnitudes at which rounding changes, in ascending order and exact in float64.
+    """Return the magnitudes at which the result of rounding changes, in ascending order and exact in float64.
 
     Returns:
-        The magnitudes of the format's values, those of the boundaries between neighbors, those that would follow the
-        largest value, and a text that says which boundaries these are.
+        The magnitudes of the format's values, of the boundaries between neighbors, and of numbers past the largest
+        value. The last item is a text that says which boundaries are included.
     """
     if isinstance(fmt, Tabulated):
         halves = (fmt.positive, fmt.negative)
@@ -82,7 +82,7 @@ def _float_corners(fmt: Format) -> tuple[list[float], list[float], list[float], 
 
 
 def _random(fmt: NumberFormat, words: Sequence[int]) -> Iterator[int]:
-    """Yield random inputs: alternately any float32, and one in the format's range or slightly beyond it."""
+    """Yield random inputs: alternately any float32 value, and a value in the format's range or slightly beyond it."""
     finite = [v for v in corners(fmt)[0] if v > 0]
     first, last = 1, 254
     if finite:

@@ -1,6 +1,6 @@
-"""The scales with which dot products of formats with scales are tested, and the values that codes have under them.
+"""The scales with which dot products of scaled formats are tested, and the values that codes have under these scales.
 
-Under each of these scales, every element is a float32, so scales of e8m0 that would exceed its range are left out.
+Each element must be a float32 value under each of these scales, so some large scales in e8m0 are left out.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
 from custom_fp.accumulators.encodings import Operands
-from custom_fp.formats.scaled import ScaledFormat
+from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.reference import random_words
 from custom_fp.scaled import scales
 
-SCALES = 0xFFFFFFFB  # the random streams of the scales are this one and the one before it
-WIDE = 60  # the largest exponent of e8m0 scales for products that are far apart, and minus the smallest
+SCALES = 0xFFFFFFFB  # the scales of the first vector use this random stream, and those of the second the one before it
+WIDE = 60  # products that are far apart have scales in e8m0 from 2**-WIDE to 2**WIDE
 Case = tuple[str, list[float], list[float]]
 Scales = tuple[list[float], list[float]]
 
 
 def cases(how: Accumulator, operands: Sequence[Any], depth: int) -> Iterator[tuple[Case, Scales]]:
-    """Yield a dot product, and the scales of the blocks of both vectors.
+    """Yield dot products, each with the scales of the blocks of both vectors.
 
-    One block has the largest scale and a large code, and the others have smaller ones, at every distance of exponents.
-    Other cases have the smallest and largest scales, and a NaN scale.
+    In some cases, one block has the largest scale and a large code, and the other blocks have smaller scales, at every
+    distance of exponents. Other cases have the smallest or largest scales, or a NaN scale.
 
     Args:
         how: The accumulator.
@@ -63,7 +63,7 @@ def cases(how: Accumulator, operands: Sequence[Any], depth: int) -> Iterator[tup
 def random_codes(operands: Sequence[ScaledFormat], count: int, blocks: int, seed: int) -> list[Tensor]:
     """Return the codes of random scales for both vectors.
 
-    Rows alternate between any scales, scales near 1, and one scale for the whole row.
+    Rows of three kinds alternate: arbitrary scales, scales near 1, and a single scale for the whole row.
     """
     found = []
     for i, fmt in enumerate(operands):
@@ -78,7 +78,7 @@ def random_codes(operands: Sequence[ScaledFormat], count: int, blocks: int, seed
 
 
 def codes(values: Sequence[Sequence[float]], fmt: ScaledFormat) -> Tensor:
-    """Return the codes of scales, each of which is a value of the format of the scales, or NaN."""
+    """Return the codes of scales. Each scale must be NaN or a value of the format of the scales."""
     every = scales.values(fmt.scale.format, torch.arange(256).to(torch.uint8))
     code_of = {value: code for code, value in reversed(list(enumerate(every.tolist()))) if value == value}
     found = [[code_of.get(value, fmt.scale.format.nan_code) for value in row] for row in values]
@@ -88,11 +88,11 @@ def codes(values: Sequence[Sequence[float]], fmt: ScaledFormat) -> Tensor:
 def scaled_operands(
     values: Sequence[Tensor], codes: Sequence[Tensor], operands: Sequence[ScaledFormat], size: int
 ) -> Operands:
-    """Return the vectors of each row, (rows, terms), multiplied by their scales, as a batch of matrix operands.
+    """Return the vectors of each row, times their scales, as a batch of operands for matrix products.
 
     Args:
-        values: The values of the elements of both vectors.
-        codes: The codes of the scales of both vectors.
+        values: The values of the elements of both vectors, (rows, terms) each.
+        codes: The codes of the scales of both vectors, (rows, blocks) each.
         operands: The formats of both vectors.
         size: The number of terms in a block.
     """

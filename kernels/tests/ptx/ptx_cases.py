@@ -17,7 +17,7 @@ from custom_fp import cuda
 from custom_fp.accumulators import cuda as dots_cuda
 from custom_fp.accumulators import native as dots_native
 from custom_fp.formats.scalar import Format
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.rounding import Rule
 from custom_fp.scaled.cuda import backend
 from ptx_device import Device

@@ -39,7 +39,7 @@ import torch
 from custom_fp.formats.scalar import Format
 from research.area import mac_verilog
 from research.area.netlist import Netlist
-from research.area.published import compared
+from research.area.published_areas import compared
 
 from cpdrun.costmodel import costs
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from research.claims.quantified import QUANTIFIERS
+from research.claims.quantified_claims import QUANTIFIERS
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 TIMES_FEWER, PERCENT_MORE = "times_fewer", "percent_more"

@@ -4,10 +4,10 @@ Each comparison of a metric is judged by the evidence of searches and reports (`
 of the claim as the boundary. So runs may be added until a claim is settled. `cpdrun.stats.failures` says how failed
 runs count. Bytes are counted, which is arithmetic: a count inside the bounds is "counted", and one outside refutes.
 
-`research.claims.quantified` explains how the comparisons of a claim share its error probability, and how two bounds do.
-Candidates whose runs have the same weights, bit for bit, count as one comparison. Comparisons that were not run keep
-their share, so that running them later takes nothing from the others, but the verdict is about those that were run.
-"""
+`research.claims.quantified_claims` explains how the comparisons of a claim share its error probability, and how two
+bounds do. Candidates whose runs have the same weights, bit for bit, count as one comparison. Comparisons that were not
+run keep their share, so that running them later takes nothing from the others, but the verdict is about those that were
+run."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 import pandas as pd
-from research.claims import quantified
+from research.claims import quantified_claims
 from research.claims.cells import Pair, find_pairs
 from research.claims.claim import TIMES_FEWER, Claim, Comparison
 from research.claims.values import Values
@@ -98,7 +98,7 @@ def judge(claim: Claim, stored: Callable[[str], Values | None], confidence: floa
     first = [
         next(j for j in range(i + 1) if j == i or _is_same(pairs[j], pair)) for i, pair in enumerate(pairs)
     ]
-    errors = quantified.shares(1 - confidence, claim.holds_for, len(set(first)))
+    errors = quantified_claims.shares(1 - confidence, claim.holds_for, len(set(first)))
     findings = [_finding(pair, errors, confidence) for pair in pairs]
     findings = [
         found if j == i else replace(found, repeats=pairs[j].cell)
@@ -124,7 +124,7 @@ def _combine(claim: Claim, findings: Sequence[Finding]) -> ClaimVerdict:
         return ClaimVerdict.NOT_RUN
     counted = ClaimVerdict.COUNTED
     verdicts = [Verdict.CERTIFIED if verdict is counted else Verdict(verdict) for verdict in run]
-    verdict = quantified.verdict(claim.holds_for, verdicts)
+    verdict = quantified_claims.verdict(claim.holds_for, verdicts)
     is_counted = verdict is Verdict.CERTIFIED and set(run) == {counted}
     return counted if is_counted else ClaimVerdict(verdict)
 
@@ -216,7 +216,7 @@ def _test(
         )
         if_equal = math.inf if needed is None else needed
     return {
-        "verdict": ClaimVerdict(quantified.verdict("every", [each.verdict for each in judged])),
+        "verdict": ClaimVerdict(quantified_claims.verdict("every", [each.verdict for each in judged])),
         "pairs": len(gaps),
         "value": sign * one.mean * metric.scale,
         "low": low,

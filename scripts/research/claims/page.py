@@ -7,7 +7,7 @@ from itertools import groupby
 
 from research.claims.claim import TIMES_FEWER, Paper
 from research.claims.judgement import MOST_PAIRS, ClaimVerdict, Finding, Judgement
-from research.claims.quantified import QUANTIFIERS
+from research.claims.quantified_claims import QUANTIFIERS
 
 from cpdrun.report.page.markup import escape_markdown
 from cpdrun.study.metric import Metric

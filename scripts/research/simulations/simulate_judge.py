@@ -19,7 +19,7 @@ from noise import GRIDS, gamma, read_gaps
 from scipy.special import ndtr
 
 from cpdrun.stats.evidence import EFFECTS
-from cpdrun.stats.online import required_log_evidence
+from cpdrun.stats.false_discoveries import required_log_evidence
 from cpdrun.stats.pooled_spread import FEWEST_CELLS, FIRST_PAIRS, MOST_DEGREES
 
 IDEAS, MOST_REAL, ALPHA = 100, 20, 0.05

@@ -12,7 +12,7 @@ from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_cod
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.sign import Sign
 from cpdrun.comm.compressors.top_k import TopK, largest
 from cpdrun.comm.sums.sum import RandomStream
@@ -229,12 +229,12 @@ def test_a_scaled_sign_keeps_what_its_paper_says() -> None:
         (lambda: MinMax(0, "nearest_even"), "compressor.bits must be a whole number between 1 and 16"),
         (
             lambda: MinMax(8, "up"),
-            "compressor.rounding must be one of nearest_even, stochastic, stochastic_1 .. stochastic_31, not up",
+            "compressor.rounding must be one of nearest_even, stochastic, stochastic_1 to stochastic_31, not up",
         ),
         (lambda: QSGD(0, True), "compressor.levels must be a whole number between 1 and 32767"),
         (lambda: Sign(2), "compressor.bits must be 1, not 2"),
         (lambda: QSGD(2.5, True), "compressor.levels must be a whole number"),
-        (lambda: Rounded("dynamic_tree", False, "to_odd"), "it takes compressor.rounding=nearest_even"),
+        (lambda: Rounded("dynamic_tree", False, "to_odd"), "Set compressor.rounding=nearest_even"),
         (
             lambda: Rounded("e4m3", False, "up"),
             "compressor.rounding must be one of nearest_even, toward_zero, stoch",

@@ -21,7 +21,7 @@ import yaml
 from hydra.utils import instantiate
 
 from cpdrun.comm.compressors.qsgd import QSGD
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.gossip.base import WeightLayout
 from cpdrun.comm.gossip.topologies import Ring

@@ -12,7 +12,7 @@ from ranks import run_ranks
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.gossip.base import WeightLayout
 from cpdrun.comm.gossip.topologies import (
@@ -196,7 +196,7 @@ def test_push_sum_agrees_on_the_mean_where_workers_send_to_unequally_many(compre
         gossip.share_N.sum() == pytest.approx(6) and gossip.share_N.max() > 1.2 > 0.8 > gossip.share_N.min()
     )
     assert (x - mean).norm() < (1e-4 if compressor is NONE else 0.9) * far
-    with pytest.raises(Exception, match=r"equally many neighbours, .*; take sync=gossip_push_sum"):
+    with pytest.raises(Exception, match=r"the same number of neighbors, .* Set sync=gossip_push_sum"):
         make("dpsgd", topology=ARROWS)
 
 
@@ -273,16 +273,19 @@ def test_bytes_are_those_of_the_messages_sent() -> None:
         ),
         ({"rule": "dpsgd", "compressor": QSGD(7, True), "scaling": object()}, "QSGD has its own scale"),
         ({"rule": "dpsgd", "topology": Torus("uniform", 4)}, "topology.rows=4 does not divide world_size=6"),
-        ({"rule": "dpsgd", "nesterov": True}, "sync.nesterov=true needs a momentum"),
+        ({"rule": "dpsgd", "nesterov": True}, "sync.nesterov=true needs momentum"),
         ({"rule": "dpsgd", "closing_rounds": -1}, "sync.closing_rounds=-1: must be a whole number"),
         (
             {"rule": "choco", "topology": OnePeerExponential("uniform")},
-            "copies of neighbours that stay, those of OnePeerExponential change; take sync=gossip_deep_squeeze",
+            "those of OnePeerExponential change between rounds. Set sync=gossip_deep_squeeze",
         ),
-        ({"rule": "push_sum", "topology": Ring("metropolis", False)}, "topology.mixing: push-sum deals"),
+        (
+            {"rule": "push_sum", "topology": Ring("metropolis", False)},
+            "topology.mixing: push-sum requires topology.mixing=uniform",
+        ),
         (
             {"rule": "push_sum", "topology": Arrows("uniform", [[i, i + 1] for i in range(5)])},
-            "its links do not form a path from each worker to every other",
+            "push-sum needs a path of links from each worker to every other",
         ),
     ],
 )

@@ -82,8 +82,12 @@ def test_metropolis_mixes_graphs_whose_workers_have_unequally_many_neighbours() 
     [
         (Ring("metropolis", directed=True), 4, "links go both ways"),
         (Links("metropolis", [[0, 1], [2, 3]]), 4, "do not connect all workers"),
-        (Links("metropolis", [[0, 4]]), 4, r"\[0, 4\] is not a pair of workers below world_size=4"),
-        (Links("metropolis", [3]), 4, r"\[3\] is not a pair of workers"),
+        (
+            Links("metropolis", [[0, 4]]),
+            4,
+            r"\[0, 4\] must be a pair of workers, which are numbered from 0 to 3",
+        ),
+        (Links("metropolis", [3]), 4, r"\[3\] must be a pair of workers"),
         (Torus("uniform", rows=3), 8, "topology.rows=3 does not divide world_size=8"),
     ],
 )
@@ -163,6 +167,7 @@ def test_push_sum_s_columns_sum_to_one_on_links_that_go_one_way() -> None:
     (P,) = Arrows("uniform", [[0, 1], [1, 2], [2, 0], [0, 2]]).push_matrices(3)
     np.testing.assert_allclose(P, [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]])
     with pytest.raises(
-        ValueError, match=r"topology\.arrows: \[0, 3\] is not a pair of workers below world_size=3"
+        ValueError,
+        match=r"topology\.arrows: \[0, 3\] must be a pair of workers, which are numbered from 0 to 2",
     ):
         Arrows("uniform", [[0, 3]]).push_matrices(3)

@@ -12,7 +12,7 @@ from ranks import run_ranks
 
 from cpdrun.comm.compressors.min_max import MinMax
 from cpdrun.comm.compressors.qsgd import QSGD
-from cpdrun.comm.compressors.rounded import Rounded
+from cpdrun.comm.compressors.rounded_values import Rounded
 from cpdrun.comm.compressors.top_k import TopK
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sync.local import LocalSync
@@ -56,7 +56,7 @@ def train(
     """Each of this rank's workers goes a random way, and an outer step follows where it is due; the bytes of each."""
     sent = []
     for step in steps:
-        for i, worker in enumerate(outer.exchange.workers.mine):
+        for i, worker in enumerate(outer.exchange.workers.local):
             for x_W, way in zip(x_PxW, tensors(worker, step), strict=True):
                 x_W[i] -= 0.1 * way
         outer.after_step(x_PxW, step=step, epoch=0, last=step == last)
@@ -126,7 +126,7 @@ def phases() -> list[tuple]:
     found = []
     for knobs in EXCHANGES.values():
         outer = make(inner_steps=2, **knobs)
-        x_PxW = begin(outer, outer.exchange.workers.mine)
+        x_PxW = begin(outer, outer.exchange.workers.local)
         sent = train(outer, x_PxW, range(5), last=4)
         found.append(([x_W[0] for x_W in x_PxW], outer.agreed, sent))
     return found

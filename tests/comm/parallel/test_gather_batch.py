@@ -10,7 +10,7 @@ from ranks import run_ranks
 
 from cpdrun.comm.model_parallel import ModelWorkers
 from cpdrun.comm.workers import Workers
-from cpdrun.models.parallel.convnet import ParallelConvNet
+from cpdrun.models.parallel.parallel_convnet import ParallelConvNet
 
 B = 10  # not divisible by 4
 

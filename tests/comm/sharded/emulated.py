@@ -1,4 +1,4 @@
-"""Sharded training as its definition has it, in one process: whole layers, and no code of cpdrun.comm.sync.sharded."""
+"""Sharded training as its definition has it, in one process: whole layers, and no code of cpdrun.comm.sync."""
 
 import math
 from collections.abc import Sequence

@@ -188,9 +188,9 @@ def replicas() -> dict[str, Any]:
         fsdp_comm(model, "e4m3", gather="e4m3", aps=True, **how)
         plainly(model)
         found["again in two", name] = whole(model)
-    with pytest.raises(ValueError, match="take order=hierarchical, group_size=2"):
+    with pytest.raises(ValueError, match="Set order=hierarchical, group_size=2"):
         fsdp_comm(sharded(a_net(), mesh=mesh), "e4m3", order="tree")
-    with pytest.raises(ValueError, match="rounding=stochastic: not over a mesh"):
+    with pytest.raises(ValueError, match="rounding=stochastic is not supported over a mesh"):
         fsdp_comm(sharded(a_net(), mesh=mesh), "e4m3", order="hierarchical", rounding="stochastic")
     return found
 
@@ -304,12 +304,14 @@ def what_is_refused() -> dict[str, str]:
 
 def test_what_cannot_be_served_gets_one_line() -> None:
     for said in run_ranks(2, what_is_refused):
-        assert "no module of fully_shard" in said["plain"]
-        assert said["gather"].startswith("gather=mxfp8_e4m3: weights are gathered in a format without scales")
-        assert "it takes aps=false" in said["scaled"]
+        assert "does not use fully_shard" in said["plain"]
+        assert said["gather"].startswith(
+            "gather=mxfp8_e4m3: the format of gathered weights must not have its own scales"
+        )
+        assert "Set aps=false" in said["scaled"]
         assert "e44" in said["name"] and "'nobody' matches no parameter" in said["pattern"]
-        assert "leave offload_policy out" in said["offload"]
-        assert "leave shard_placement_fn out" in said["dimension"]
+        assert "Leave offload_policy out" in said["offload"]
+        assert "Leave shard_placement_fn out" in said["dimension"]
         assert "exchanges nothing" in said["one shard"]
         assert not any("\n" in line for line in said.values())
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpdrun.comm.wire.layout import GRANULE, Layout, shard_by_rows, shard_evenly
+from cpdrun.comm.wire.message_layout import GRANULE, Layout, shard_by_rows, shard_evenly
 
 SHAPES = [(1,), (7,), (1001,), (0, 5, 0), (3, 1, 64, 1000, 8), (100_000, 33)]
 

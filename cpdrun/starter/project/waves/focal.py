@@ -4,6 +4,8 @@ The focal loss gives hard samples more weight (Lin et al., arXiv 1708.02002, equ
 mean of the accuracies of the classes.
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +26,7 @@ class Focal(Classification):
 
     measures = Classification.measures | {"balanced_accuracy": SHARE}
     judged_by = "balanced_accuracy"
+    num_classes: int
 
     def __init__(self, num_classes: int, gamma: float):
         super().__init__(num_classes)
@@ -39,7 +42,7 @@ class Focal(Classification):
         counts_KxK = confusion(outputs.argmax(dim=1), batch[1], self.num_classes)
         return super().sums(outputs, batch) | {"counts": counts_KxK}
 
-    def metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics, given the totals of `sums` over the test set."""
         right_K = totals["counts"].diagonal() / totals["counts"].sum(dim=1)
         return super().metrics(totals) | {"balanced_accuracy": right_K.mean().item()}

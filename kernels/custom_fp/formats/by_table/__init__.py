@@ -1,1 +1,1 @@
-"""Kinds of formats that are tables of values (formats/tabulated.py), one in each file."""
+"""Kinds of formats that are tables of values (formats/tabulated_format.py), one in each file."""

@@ -1,9 +1,10 @@
 """HiFloat8: Luo et al., "Ascend HiFloat8 Format for Deep Learning" (arXiv:2409.16626), tables 1 and 2.
 
-After the sign, a prefix called the dot field gives the number of exponent bits: 11 four, 10 three, 01 two, 001 one,
-and 0001 none. The remaining 1 to 3 bits are the fraction. The exponent is a sign and a magnitude whose first bit, a
-one, is not written. 0000 and three bits M are 2**(M - 23), or zero if M is zero. The largest code, 1.5 2**15, is
-infinity, and the code of minus zero is NaN. The paper rounds to nearest with ties away from zero: `nearest_away`.
+After the sign, a prefix called the dot field determines the number of exponent bits: 4 for 11, 3 for 10, 2 for 01, 1
+for 001, and 0 for 0001. The remaining 1 to 3 bits are the fraction. The exponent has a sign and a magnitude, whose
+leading one is not stored. The prefix 0000 is followed by three bits M, and the value is 2**(M - 23), or zero if M is
+zero. The code with the largest magnitude, 1.5 * 2**15, is infinity instead, and the code of -0 is NaN. The paper
+rounds to nearest with ties away from zero, which is `nearest_away` here.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, power
 
-# prefix, where it ends, exponent bits
+# Each entry: the prefix, the number of bits after the prefix, and the number of exponent bits.
 _DOTS = ((0b11, 5, 4), (0b10, 5, 3), (0b01, 5, 2), (0b001, 4, 1), (0b0001, 3, 0))
 
 
 @dataclass(frozen=True)
 class HiFloat8(Tabulated):
     LOOKS_LIKE: ClassVar = "hif8"
-    PURPOSE: ClassVar = "HiFloat8: 8 bits, 3 of fraction near 1 and fewer far from it"
+    PURPOSE: ClassVar = "HiFloat8: 8 bits, with 3 fraction bits near 1 and fewer far from it"
     EXAMPLES: ClassVar = ("hif8",)
     tapered: ClassVar = True
     name: ClassVar = "hif8"

@@ -1,10 +1,13 @@
-"""Logarithmic numbers: a sign and log2 of the magnitude in two's complement, with i integer and f fraction bits.
+"""Logarithmic numbers, which are stored as a sign and a logarithm.
 
-Swartzlander and Alexopoulos, "The Sign/Logarithm Number System", IEEE Transactions on Computers C-24 (1975). The
-smallest logarithm means zero and, with the sign, NaN, as in Coleman et al., "The European Logarithmic Microprocessor",
-IEEE Transactions on Computers 57 (2008). Rounding to nearest rounds the logarithm: the boundary is the geometric
-middle, and half a step below the smallest value for zero. Values and boundaries are irrational, so 23 binary digits of
-them are used.
+A code consists of the sign and log2 of the magnitude in two's complement, with i integer bits and f fraction bits. The
+format is from Swartzlander and Alexopoulos, "The Sign/Logarithm Number System", IEEE Transactions on Computers C-24
+(1975). The smallest logarithm represents zero or, with the sign bit set, NaN, as in Coleman et al., "The European
+Logarithmic Microprocessor", IEEE Transactions on Computers 57 (2008).
+
+Rounding to nearest rounds the logarithm. The boundary between two values is therefore their geometric mean, and the
+boundary to zero is half a step below the smallest value. Values and boundaries are irrational, so they are rounded to
+23 binary digits.
 """
 
 from __future__ import annotations
@@ -14,24 +17,24 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated
+from custom_fp.formats.tabulated_format import Number, Tabulated
 
 _NAME = re.compile(r"lns(\d)_(\d\d?)")
 
 
 @dataclass(frozen=True)
 class Logarithmic(Tabulated):
-    """A format of 1 + i + f bits, at most 16, and i = 2 .. 8. Numbers that round to 2**(2**(i - 1)) overflow."""
+    """A format of 1 + i + f bits, at most 16, with i = 2 to 8. Numbers that round to 2**(2**(i - 1)) overflow."""
 
     LOOKS_LIKE: ClassVar = "lns4_3 ..."
-    PURPOSE: ClassVar = "logarithmic numbers: products are exact sums of logarithms"
+    PURPOSE: ClassVar = "logarithmic numbers, whose products are exact sums of logarithms"
     EXAMPLES: ClassVar = ("lns4_3", "lns5_6")
     whole: int
     fraction: int
 
     def __post_init__(self) -> None:
         if not (2 <= self.whole <= 8 and self.fraction >= 0 and self.code_bits <= 16):
-            raise ValueError(f"no format {self.name!r}: i is 2..8, and 1 + i + f at most 16 bits")
+            raise ValueError(f"no format {self.name!r}: i must be 2 to 8, and 1 + i + f at most 16 bits")
 
     @property
     def name(self) -> str:
@@ -51,7 +54,7 @@ class Logarithmic(Tabulated):
         return 2.0**2 ** (self.whole - 1)
 
     def _logarithm(self, code: int) -> int:
-        """Return the logarithm in units of its last place."""
+        """Return the logarithm as an integer, in units of its last place."""
         size = 1 << self.code_bits - 1
         return (code + size // 2) % size - size // 2
 

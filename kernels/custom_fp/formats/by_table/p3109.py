@@ -1,10 +1,10 @@
 """IEEE P3109, "Arithmetic Formats for Machine Learning" (Interim Report 3, 2025).
 
-A format has K bits, a precision P, a sign or none, and infinities or none. The magnitude of a code has K - P exponent
-bits (one fewer with a sign) and P - 1 digits. The bias is 2**(K - P), or 2**(K - P - 1) with a sign. There are
-subnormals, one zero and one NaN: 100..0, or the code of all ones without a sign. Infinities are the last codes of
-numbers. Ties go to the even code. overflow=infinity is OvfInf of the report, saturate is SatFinite, and propagate is
-SatPropagate.
+A format has K bits, a precision P, and optionally a sign and infinities. The magnitude of a code has P - 1 fraction
+bits and K - P exponent bits, or K - P + 1 exponent bits without a sign. The bias is 2**(K - P), or 2**(K - P - 1) with
+a sign. There are subnormals, a single zero, and a single NaN, which is the code 100..0, or the code of all ones without
+a sign. Infinity is the code after the largest number. Ties go to the even code. overflow=infinity corresponds to OvfInf
+of the report, saturate to SatFinite, and propagate to SatPropagate.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, power
 
 _NAME = re.compile(r"(?:p3109_k|binary)([1-9]\d?)p([1-9]\d?)([su])([ef])")
 
 
 @dataclass(frozen=True)
 class P3109(Tabulated):
-    """A format of K = 2 .. 16 bits and precision P = 1 .. K (below K with a sign), also called binary8p3se."""
+    """A format of K = 2 to 16 bits and precision P = 1 to K (or K - 1 with a sign), also called binary8p3se."""
 
     LOOKS_LIKE: ClassVar = "p3109_k8p3se ..."
     PURPOSE: ClassVar = (
-        "IEEE P3109's family: K bits, precision P, signed or not (s, u), with infinities or not (e, f)"
+        "IEEE P3109: K bits, precision P, signed or unsigned (s, u), infinities or none (e, f)"
     )
     EXAMPLES: ClassVar = ("p3109_k8p3se", "p3109_k8p4se", "p3109_k8p4sf", "p3109_k8p1uf", "p3109_k4p2sf")
     code_bits: int
@@ -36,7 +36,9 @@ class P3109(Tabulated):
     def __post_init__(self) -> None:
         most = self.code_bits - self.signed
         if not (2 <= self.code_bits <= 16 and 1 <= self.precision <= most):
-            raise ValueError(f"no format {self.name!r}: K is 2..16, P is 1..K, with a sign 1..K-1")
+            raise ValueError(
+                f"no format {self.name!r}: K must be 2 to 16, and P must be 1 to K, or 1 to K-1 with a sign"
+            )
 
     @property
     def name(self) -> str:

@@ -1,13 +1,13 @@
-"""Posits.
+"""Posits, from the Posit Working Group, "Standard for Posit Arithmetic" (2022).
 
-Posit Working Group, "Standard for Posit Arithmetic" (2022); Gustafson and Yonemoto, "Beating Floating Point at its Own
-Game" (2017).
+See also Gustafson and Yonemoto, "Beating Floating Point at its Own Game" (2017).
 
-After the sign, a run of equal bits ends at a different bit: m ones are k = m - 1, and m zeros are k = -m. Then come es
-bits of the exponent e and the fraction f, as far as there are bits: (1 + f) 2**(2**es k + e). The code of a negative
-value is the two's complement of the code of its magnitude. 100..0 is NaR, here NaN. Nonzero values do not round to
-zero, and finite values do not round to NaR: rounding to nearest stops at the smallest and the largest value. The
-boundary between two codes is the value of the code that is one bit longer, and ties go to the even code.
+After the sign comes a run of equal bits, which ends at the first different bit. A run of m ones means k = m - 1, and a
+run of m zeros means k = -m. Then come es bits of the exponent e and the bits of the fraction f, as many as fit. The
+value is (1 + f) 2**(2**es k + e). The code of a negative value is the two's complement of the code of its magnitude.
+The code 100..0 is NaR, which is NaN here. Nonzero values are not rounded to zero, and finite values are not rounded to
+NaR. Rounding to nearest instead returns the smallest or the largest value. The boundary between two codes is the value
+of the code in between that is one bit longer, and ties go to the even code.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, magnitude, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, magnitude, power
 
 _NAME = re.compile(r"posit([1-9]\d?)(?:es(\d))?")
 
 
 @dataclass(frozen=True)
 class Posit(Tabulated):
-    """A posit of n = 2 .. 16 bits and es = 0 .. 5 (2 in the standard). toward_zero and stochastic may give 0."""
+    """A posit of n = 2 to 16 bits and es = 0 to 5 (2 in the standard). toward_zero and stochastic can return 0."""
 
     LOOKS_LIKE: ClassVar = "posit8 ..."
-    PURPOSE: ClassVar = "posits (standard of 2022, or any es): precise near 1, a wide range, no overflow"
+    PURPOSE: ClassVar = (
+        "posits (standard of 2022, or any es): precise near 1, with a wide range and no overflow"
+    )
     EXAMPLES: ClassVar = ("posit8", "posit8es0", "posit12")
     tapered: ClassVar = True
     code_bits: int
@@ -35,7 +37,7 @@ class Posit(Tabulated):
 
     def __post_init__(self) -> None:
         if not (2 <= self.code_bits <= 16 and 0 <= self.es <= 5):
-            raise ValueError(f"no format {self.name!r}: posits have 2..16 bits, and es 0..5")
+            raise ValueError(f"no format {self.name!r}: a posit must have 2 to 16 bits and es from 0 to 5")
 
     @property
     def name(self) -> str:
@@ -50,7 +52,7 @@ class Posit(Tabulated):
         return _value(code, self.code_bits, self.es)
 
     def boundary(self, low: int, high: int | None) -> Number:
-        assert high is not None  # nothing is beyond
+        assert high is not None  # a posit has no `beyond`
         return magnitude(_value(2 * min(low, high) + 1, self.code_bits + 1, self.es)) if low else 0.0
 
 

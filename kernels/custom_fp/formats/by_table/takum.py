@@ -1,11 +1,12 @@
 """Linear takums: Hunhold, "Beating Posits at Their Own Game: Takum Arithmetic" (arXiv:2404.18603), definition 8.
 
-After the sign come a direction D, three bits R, r = R (D = 1) or 7 - R bits of C, and the fraction: (1 + f) 2**c with
-c = 2**r - 1 + C or -2**(r + 1) + 1 + C, from -255 to 254. In formats of fewer than 12 bits the missing bits are zeros.
-Negative values, NaR and rounding to nearest are the same as in posits (`by_table/posit.py`).
+After the sign come a direction bit D, three regime bits R, the r bits of the characteristic C, and the fraction f. r is
+R if D = 1 and 7 - R otherwise. The value is (1 + f) 2**c, where c is 2**r - 1 + C if D = 1 and -2**(r + 1) + 1 + C
+otherwise, so c is -255 to 254. If a format has fewer than 12 bits, the missing bits count as zeros. Negative values,
+NaR and rounding to nearest are as in posits (`by_table/posit.py`).
 
-Half of the range is outside float32: values from 2**-126 to 2**128 are those of takums, and beyond they stop
-(formats/tabulated.py).
+Half of the range lies outside float32. Values from 2**-126 to 2**128 are those of takums, and values beyond are not
+represented (see formats/tabulated_format.py).
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from custom_fp.formats.tabulated import Number, Tabulated, magnitude, power
+from custom_fp.formats.tabulated_format import Number, Tabulated, magnitude, power
 
 _NAME = re.compile(r"takum([1-9]\d?)")
 
 
 @dataclass(frozen=True)
 class Takum(Tabulated):
-    """A takum of n = 8 .. 16 bits."""
+    """A takum of n = 8 to 16 bits."""
 
     LOOKS_LIKE: ClassVar = "takum8 ..."
-    PURPOSE: ClassVar = "linear takums: as posits, of one range whatever the bits"
+    PURPOSE: ClassVar = "linear takums: similar to posits, with the same range for every number of bits"
     EXAMPLES: ClassVar = ("takum8", "takum12")
     tapered: ClassVar = True
     code_bits: int
 
     def __post_init__(self) -> None:
         if not 8 <= self.code_bits <= 16:
-            raise ValueError(f"no format {self.name!r}: takums have 8..16 bits here")
+            raise ValueError(f"no format {self.name!r}: here, takums must have 8 to 16 bits")
 
     @property
     def name(self) -> str:
@@ -47,7 +48,7 @@ class Takum(Tabulated):
         return _value(code, self.code_bits)
 
     def boundary(self, low: int, high: int | None) -> Number:
-        assert high is not None  # nothing is beyond
+        assert high is not None  # a takum has no `beyond`
         return magnitude(_value(2 * min(low, high) + 1, self.code_bits + 1)) if low else 0.0
 
 

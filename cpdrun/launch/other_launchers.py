@@ -6,7 +6,7 @@ from cpdrun.launch.attempt.ending import end_of
 from cpdrun.launch.base import Event, Job
 from cpdrun.record import failed_since, is_claimed
 
-LOOK_S = 1.0  # how often to look
+POLL_S = 1.0  # the interval between two checks of the jobs
 
 
 class Elsewhere:
@@ -41,7 +41,7 @@ class Elsewhere:
 
     def look(self) -> tuple[list[Event], list[Job]]:
         """Return the events of runs that other processes have ended, and the jobs that they dropped."""
-        if not self.jobs or time.monotonic() - self._looked < LOOK_S:
+        if not self.jobs or time.monotonic() - self._looked < POLL_S:
             return [], []
         self._looked = time.monotonic()
         waited_for, self.jobs = self.jobs, []

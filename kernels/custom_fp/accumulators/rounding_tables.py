@@ -1,19 +1,19 @@
-"""The tables with which kernels round if an accumulator's formats are tables of values."""
+"""The tables with which kernels round if the formats of an accumulator are tables of values."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from custom_fp.accumulator import Accumulator
-from custom_fp.formats.tabulated import Tabulated
+from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.rounding import Rule
-from custom_fp.tabulated.tables import table_of
+from custom_fp.tabulated.step_arrays import table_of
 
 NEAREST = Rule()
 
 
 def tables(how: Accumulator, rule: Rule, like: Tensor) -> list[Tensor | None]:
-    """Return the tables for sums, products and the total, on the device of `like`. None: the format is not a table.
+    """Return the tables for sums, products and the total, on the device of `like`. Other formats have None.
 
     The tables are cached, so their addresses stay valid.
     """

@@ -122,7 +122,7 @@ class Formats(Precision):
         self.statistics: list[Tensor] = []  # running statistics
         self.statistic_roundings: list[QuantizationSpec | None] = []
         self.weight_roundings: list[QuantizationSpec | None] = []
-        self.placement: Placement | None = None
+        self.placement: Placement  # set by `prepare`
         self.layers: dict[tuple[str, str | None], Layer] = {}  # by module and part
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -180,7 +180,8 @@ class Formats(Precision):
                 rounding = self._rounding(layer, FALLBACK_ROLES[role], None, step)
             return "fp32" if rounding is None else rounding.format
 
-        return Operands(*map(format_of, OPERANDS[product]), format_of("accumulator"))
+        a, b = map(format_of, OPERANDS[product])
+        return Operands(a, b, format_of("accumulator"))
 
     def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> QuantizationSpec | None:
         takes = layer.takes(role) and (product is None or product in layer.products(role))
@@ -208,7 +209,9 @@ class Formats(Precision):
             [*parameters, *self.statistics], [*self.weight_roundings, *self.statistic_roundings], strict=True
         )
         return {
-            "model_bytes": sum(storage_bytes(x, r and r.format) + bool(r and r.aps) for x, r in stored),
+            "model_bytes": sum(
+                storage_bytes(x, r.format) + int(r.aps) if r else storage_bytes(x, None) for x, r in stored
+            ),
             "optimizer_bytes": self.weights.extra_bytes()
             + self.optimizer_rounding.state_bytes(optimizer, parameters),
         }
@@ -244,19 +247,21 @@ def _own_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _check_weight_storage(rules: Rules, master_weights: bool, update_rounding: str, kahan: bool) -> None:
-    weight_rules = [r for r in rules.rules if "parameter" in r.roles and r.rounding is not None]
+    weight_rules = [
+        (r.typed, r.rounding) for r in rules.rules if "parameter" in r.roles and r.rounding is not None
+    ]
     if (update_rounding != NEAREST or kahan) and (master_weights or not weight_rules):
         word = "stochastic" if update_rounding == NEAREST else update_rounding
         raise ValueError(
             f"precision.update_rounding={word} and precision.kahan_weights=true apply to weights in a format "
             "without a float32 copy; set precision.weights and precision.master_weights=false"
         )
-    for rule in weight_rules if not master_weights else ():
-        if parse(rule.rounding.format).has_scales:
+    for typed, rounding in weight_rules if not master_weights else ():
+        if parse(rounding.format).has_scales:
             raise ValueError(
-                f"{rule.typed} has scales, which every update would change; it needs precision.master_weights=true"
+                f"{typed} has scales, which every update would change; it needs precision.master_weights=true"
             )
-        if rule.rounding.aps:
+        if rounding.aps:
             raise ValueError(
                 "precision.aps=true gives every weight tensor a shift, which an update would change; it needs "
                 "precision.master_weights=true"

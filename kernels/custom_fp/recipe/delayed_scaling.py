@@ -1,14 +1,14 @@
-"""Delayed scaling: the scale of a tensor comes from the largest magnitudes of previous steps.
+"""Delayed scaling: the scale of a tensor is determined by the largest magnitudes of previous steps.
 
-    amax = the largest max|x| of the last H steps;   x -> Q(min(max(x, -amax), amax)) with the scale that amax gives
+    amax = the largest max|x| of the last H steps;   x -> Q(min(max(x, -amax), amax)) with the scale for amax
 
 A tensor therefore need not be read before it is rounded. TransformerEngine's DelayedScaling does the same and keeps
-1,024 steps. In the first step, amax is taken from x itself. Values beyond amax saturate. An infinity or NaN makes the
-whole tensor NaN, as the format does without a history, and does not enter the history.
+1,024 steps. In the first step, amax is computed from x itself. Values beyond amax saturate. An infinity or NaN makes
+the whole tensor NaN, as it does without a history, and is not recorded in the history.
 
-There is one history for each operand of each layer. All workers of a step use the same history. At the end of the step,
-all processes of torch.distributed agree on the largest magnitude that any worker has seen, and this enters the history.
-The result does not depend on how workers are distributed over processes.
+Each operand of each layer has its own history, which all workers of a step share. At the end of the step, all processes
+of torch.distributed agree on the largest magnitude that any worker has computed, and add it to the history. The result
+therefore does not depend on how workers are distributed over processes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from custom_fp.recipe.quantization_spec import QuantizationSpec
 
 
 class History:
-    """The largest magnitudes of one operand.
+    """The history of the largest magnitudes of one operand.
 
     Attributes:
-        values: The largest magnitudes of the last steps, float32, the latest first.
-        seen: The largest magnitude of the current step so far, 0-d.
+        values: The largest magnitudes of the last steps as float32, the latest one first.
+        seen: The largest magnitude of the current step so far (0-d).
     """
 
     def __init__(self, length: int) -> None:
@@ -49,7 +49,7 @@ class History:
         return self.amax(own)
 
     def amax(self, own: Tensor) -> Tensor:
-        """Return the largest magnitude of the last steps, or `own` if there is none."""
+        """Return the largest magnitude of the last steps, or `own` if nothing was recorded yet."""
         before = self.values.max()
         return torch.where(before > 0, before, own)
 
@@ -68,12 +68,12 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Delayed:
-    """A rounding to a format with one scale for the tensor, which a history gives.
+    """A rounding to a format with a single scale for the tensor, which is determined by a history.
 
     Attributes:
         rounding: The format and the rounding mode.
         history: The history of the operand.
-        records: Whether the history records what is rounded, as in training.
+        records: Whether the history records the tensors that are rounded, as it does in training.
     """
 
     rounding: QuantizationSpec
@@ -87,12 +87,12 @@ class Delayed:
         return _StraightThrough.apply(x, self)
 
     def quantize(self, x: Tensor) -> Tensor:
-        """Return the rounded tensor, detached."""
+        """Return the rounded tensor, without a gradient."""
         x = x.detach()
         self.history.to(x.device)
         amax = self.history.record(x) if self.records else self.history.amax(largest_magnitude(x))
         x = torch.where(x.isinf(), x.float(), torch.minimum(torch.maximum(x.float(), -amax), amax))
-        # amax is appended as the largest element, so that it determines the scale.
+        # amax is appended as the largest element, so it determines the scale.
         with_amax = torch.cat([x.reshape(-1), amax.reshape(1)])
         return ops.quantize(with_amax, self.rounding.format, rounding=self.rounding.rounding_mode)[:-1].view(
             x.shape
@@ -100,7 +100,7 @@ class Delayed:
 
     @property
     def nearest(self) -> Delayed:
-        """The rounding in evaluation, which is not stochastic and records nothing."""
+        """The rounding for evaluation, which is not stochastic and does not record tensors."""
         if not self.records and not self.rounding.is_stochastic:
             return self
         return Delayed(self.rounding.nearest, self.history, records=False)
@@ -110,7 +110,7 @@ class Delayed:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The gradient passes straight through."""
+    """An autograd function whose gradient passes straight through."""
 
     @staticmethod
     def forward(x: Tensor, rounding: Delayed) -> Tensor:
@@ -132,7 +132,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def roll(histories: Collection[History]) -> None:
-    """End a step: add its largest magnitude to each history. If there are several processes, all must call this."""
+    """End a step: append its largest magnitude to each history. If there are several processes, all must call this."""
     if not histories:
         return
     seen = torch.stack([history.seen.to(next(iter(histories)).seen.device) for history in histories])
@@ -144,12 +144,12 @@ def roll(histories: Collection[History]) -> None:
 
 
 class Histories:
-    """The histories of one model. A deep copy of the model has a deep copy of them, with its own owners.
+    """The histories of one model. A deep copy of the model gets a deep copy of the histories, with its own owners.
 
     Attributes:
         by_operand: The histories by LAYER:ROLE.
-        owners: The model and those of its layers that have a history.
-        follows_optimizers: Whether a step ends after each step of an optimizer.
+        owners: The model and its layers that have a history.
+        follows_optimizers: Whether each step of an optimizer ends a step of the histories.
     """
 
     def __init__(self) -> None:
@@ -167,11 +167,11 @@ class Histories:
             self.follow_optimizers()
 
     def roll(self) -> None:
-        """End a step."""
+        """End a step of all histories."""
         roll(self.by_operand.values())
 
     def follow_optimizers(self) -> None:
-        """End a step after each step of a torch.optim optimizer that has a parameter of an owner."""
+        """From now on, end a step after each step of a torch.optim optimizer that updates an owner's parameters."""
         self.follows_optimizers = True
         _watch_optimizers()
         _following[next(_numbers)] = self
@@ -184,7 +184,7 @@ class Histories:
 
 _numbers = itertools.count()
 _following: WeakValueDictionary[int, Histories] = WeakValueDictionary()
-"""Histories by the order of their creation, which is the same on every rank, because `roll` is collective."""
+"""Histories by the order of their creation. All ranks call the collective `roll` in this order, which they share."""
 
 
 @functools.cache

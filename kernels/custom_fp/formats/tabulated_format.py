@@ -1,23 +1,27 @@
-"""Formats that are tables of values: at most 16 bits, and any value for each code.
+"""Formats that are defined by tables: they have at most 16 bits, and each code can have any value.
 
-A kind defines the value of a code (`value_of`). Every rounding mode, codes, dense bytes, sums and products follow from
-that, on the CPU and in CUDA (csrc/tabulated/). The kinds are in by_table/. This module does not import torch.
+A kind of format defines the value of each code (`value_of`). All rounding modes, encoding, packing, sums and products
+are derived from these values, on the CPU and in CUDA (csrc/tabulated/). by_table/ contains the kinds. This module does
+not import torch.
 
-The values of each sign are a `Half`, in the order of their magnitudes. Between the neighbors low and high of |x|,
+Values of the same sign form a `Half`, in the order of their magnitudes. A number x whose magnitude lies between the
+neighbors low and high is rounded as follows:
 
-    nearest_even    rounds up above `boundary`, which is the middle unless a kind defines another one. On the boundary,
-                    the neighbor with the even code is taken.
+    nearest_even    rounds up above `boundary`. The boundary is the midpoint unless a kind defines another one. On the
+                    boundary, the neighbor with the even code is chosen.
     stochastic      rounds up with probability floor(2^31 d) / 2^31, where d = (|x| - low) / (high - low) in double.
     other modes     choose low or high as `Rounding` defines.
 
-Past the largest value, rounding continues as if there were one more value, `beyond`. Values that round to it overflow.
-If there is no `beyond`, every finite value past the largest becomes the largest, and `overflow` decides about infinity
-only. In a format without a sign, numbers below zero are past the largest value of their half, which is zero.
+Past the largest value, numbers are rounded as if one more value, `beyond`, existed. Numbers that round to `beyond`
+overflow. Without `beyond`, every finite number past the largest value becomes the largest value, and the overflow mode
+applies only to infinity. In a format without a sign, the largest value of the negative half is zero, so every negative
+number is past the largest value.
 
-Every value is a float32. The values of a kind are rounded to 23 binary digits, so that the middle of two values is a
-float32, too. This changes no value of at most 23 digits. Values that float32 cannot represent (past its largest, or
-below 2**-126 and not a multiple of 2**-134) are never written. What would round to one of them becomes the nearest
-value that is represented and not zero, and so do their codes if they are read. `unheld` counts them.
+Every value is a float32. The values of a kind are rounded to 23 binary digits, so that the midpoint of two values is
+also a float32. Values with at most 23 digits do not change. float32 cannot represent values past its largest one, or
+values below 2**-126 that are not multiples of 2**-134. Such values are never written. A number that would be rounded to
+one of them becomes the nearest nonzero value that float32 can represent, and so does such a code when it is decoded.
+`unheld` counts these codes.
 """
 
 from __future__ import annotations
@@ -48,14 +52,15 @@ class Half:
 
     Attributes:
         sign: 1.0 or -1.0.
-        magnitudes: The magnitudes in ascending order, the first of which is zero. In a codebook without a zero, the
-            first is the value nearest to zero, and is negative if it has the other sign.
-        codes: Their codes.
-        boundaries: The boundary between each magnitude and the next, and to `beyond` if there is one.
-        ties_up: Whether a number on the boundary becomes the larger neighbor.
-        beyond: The magnitude after the largest, or None.
+        magnitudes: The magnitudes in ascending order, beginning with zero. In a codebook without zero, the first entry
+            is the value nearest to zero, and is negative if this value has the other sign.
+        codes: The code of each magnitude.
+        boundaries: The boundary between each magnitude and the next one. If there is a `beyond`, the last entry is the
+            boundary to it.
+        ties_up: For each boundary, whether a number on the boundary becomes the larger neighbor.
+        beyond: The magnitude that would follow the largest one, or None.
         inf_code: The code of infinity with this sign, or None.
-        zero: The zero of this sign, or the only zero; in a codebook the value nearest to zero.
+        zero: The zero of this sign, or the only zero of the format. In a codebook, the value nearest to zero.
     """
 
     sign: float
@@ -74,43 +79,46 @@ class Tabulated(NumberFormat):
     BACKENDS: ClassVar = Format.BACKENDS
     exponent_bits: ClassVar = None
     tapered: ClassVar[bool] = False
-    """Whether precision is best in the middle of the range. `emax` is then the end of the precise range."""
+    """Whether precision is highest in the middle of the range. `emax` is then the end of the precise range."""
 
-    if TYPE_CHECKING:  # read only, as NumberFormat's
+    if TYPE_CHECKING:  # declared read-only, as in NumberFormat
 
         @property
         def beyond(self) -> Number | None: ...
 
     else:
         beyond: Number | None = None
-        """The value that would follow the largest. Numbers that round to it overflow. None: no finite number does."""
+        """The value that would follow the largest one. Numbers that round to it overflow. If None, none do."""
 
     @abstractmethod
     def value_of(self, code: int) -> Number:
-        """Return the value of a code, 0 <= code < 2**code_bits, exactly or as a double. It may be -0.0, inf or nan."""
+        """Return the exact value of a code from 0 to 2**code_bits - 1, or a double close to it.
+
+        The value can be -0.0, infinity or NaN.
+        """
 
     def boundary(self, low: int, high: int | None) -> Number:
-        """Return the magnitude above which rounding to nearest changes from a code to that of the next magnitude.
+        """Return the magnitude at which rounding to nearest changes from one code to the code of the next magnitude.
 
         Args:
-            low: The code.
+            low: The code of the smaller magnitude.
             high: The code of the next larger magnitude, or None for `beyond`.
         """
         end = self.beyond if high is None else self._exact[high]
-        assert end is not None  # `_half` asks for it where there is one
+        assert end is not None  # `_half` passes None for `high` only if `beyond` exists
         below, above = magnitude(self._exact[low]), magnitude(end)
         if isinstance(below, float) and isinstance(above, float) and (below + above) - above == below:
             return (below + above) / 2  # an exact sum
         return (Fraction(below) + Fraction(above)) / 2
 
     def is_even(self, code: int) -> bool:
-        """Return whether ties go to a code. `beyond` is even if the largest value is not."""
+        """Return whether ties are rounded to a code. `beyond` counts as even if the largest value is not even."""
         return code % 2 == 0
 
     @cached_property
     def _exact(self) -> list[Number]:
         if not 1 <= self.code_bits <= 16:
-            raise ValueError(f"{self.name} has {self.code_bits} bits; tables stop at 16")
+            raise ValueError(f"{self.name} has {self.code_bits} bits; a table can have at most 16 bits")
         return [self.value_of(code) for code in range(1 << self.code_bits)]
 
     @cached_property
@@ -119,12 +127,12 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def positive(self) -> Half:
-        """What numbers from +0 on become."""
+        """The values to which numbers of at least +0 are rounded."""
         return self._half_of(1.0)
 
     @cached_property
     def negative(self) -> Half:
-        """What numbers from -0 down become."""
+        """The values to which numbers of at most -0 are rounded."""
         return self._half_of(-1.0)
 
     def _half_of(self, sign: float) -> Half:
@@ -144,13 +152,13 @@ class Tabulated(NumberFormat):
         return self._half(-1.0, [self.positive.codes[0] if zero is None else zero, *codes])
 
     def _half(self, sign: float, codes: list[int]) -> Half:
-        """Return the half with the given codes. If several codes have a magnitude, the first one is used."""
-        # sorted, not hashed: the hashes of powers of two are 61 numbers
+        """Return the half with the given codes. If several codes have the same magnitude, the first code is used."""
+        # Sort instead of hashing, because powers of two have only 61 different hashes.
         everything = [magnitude(self._exact[code]) for code in codes]
         order = sorted(range(len(codes)), key=lambda i: everything[i])
         order = [i for j, i in enumerate(order) if j == 0 or everything[i] != everything[order[j - 1]]]
         if not order or everything[order[0]] != 0:
-            raise ValueError(f"{self.name} has no zero; tables have one")
+            raise ValueError(f"{self.name} has no zero; the value of one code must be zero")
         each = [codes[i] for i in order]
         kept = [(i, at) for i, code in enumerate(each) if (at := self._held[code]) is not None]
         kept = [one for j, one in enumerate(kept) if j == 0 or one[1] > kept[j - 1][1]]
@@ -212,22 +220,22 @@ class Tabulated(NumberFormat):
 
     @property
     def target(self) -> float:
-        """What a scale makes of the largest magnitude of its block. A tapered format is precise only up to 2**emax."""
+        """The value to which a scale maps a block's largest magnitude. Tapered formats are precise up to 2**emax."""
         return 2.0**self.emax if self.tapered else self.max
 
     @cached_property
     def smallest(self) -> float | None:
-        """The smallest positive value, or None."""
+        """The smallest positive value, or None if there is no positive value."""
         return self.positive.magnitudes[1] if self.max else None
 
     @cached_property
     def emax(self) -> int:
-        """The exponent that APS scales the largest sum of a layer to: floor(log2(max)).
+        """The exponent to which APS scales the largest sum of a layer, which is floor(log2(max)).
 
-        For a tapered format it is the exponent of the last value whose relative step to the next is at most four times
-        the smallest one, which is a loss of at most two digits. Near `max` a posit has one value in several octaves.
-        The relative root mean square errors of sums of 8 tensors are .067 for posit8 (.063 at best, and 1.1 if `max` is
-        used) and .21 for takum8 (.10 at best, 1.1).
+        For a tapered format, it is the exponent of the last value whose relative distance to the next one is at most
+        four times the smallest such distance, so that at most two digits are lost. Near `max`, a posit has only one
+        value for several powers of two. We measured the relative root mean square errors of sums of 8 tensors. posit8
+        has .067 (.063 with the best exponent, 1.1 with the exponent of `max`), and takum8 has .21 (.10 and 1.1).
         """
         if not self.max:
             return math.frexp(float(self.beyond))[1] - 2 if self.beyond is not None else 0
@@ -268,13 +276,13 @@ class Tabulated(NumberFormat):
 
 
 def _even(boundary: Number) -> float:
-    """Return the nearest float32 whose last digit is even, or infinity past the largest one."""
+    """Return the nearest float32 whose last digit is even, or infinity past the largest float32."""
     if boundary > _LARGEST:
         return math.inf
     if boundary < _SMALLEST:
         return float(round(Fraction(boundary) / Fraction(2 * _TINIEST)) * 2 * _TINIEST)
     found = held(boundary)
-    assert found is not None  # a normal number up to the largest
+    assert found is not None  # the boundary is a normal number of at most the largest float32
     return found
 
 
@@ -283,7 +291,7 @@ def magnitude(value: Number) -> Number:
 
 
 def held(magnitude: Number) -> float | None:
-    """Return the value of 23 binary digits nearest to a magnitude, or None if float32 cannot represent it."""
+    """Return the value with 23 binary digits that is nearest to a magnitude, or None if it is not a float32."""
     if magnitude > _LARGEST:
         return None
     if magnitude < _SMALLEST:
@@ -293,7 +301,7 @@ def held(magnitude: Number) -> float | None:
 
 
 def power(significand: int, exponent: int) -> Number:
-    """Return significand * 2**exponent exactly, as a float if a double can represent it."""
+    """Return significand * 2**exponent exactly: as a float if the exponent is moderate, and otherwise as a Fraction."""
     if -1000 < exponent < 900:
         return math.ldexp(significand, exponent)
     return Fraction(significand) * Fraction(2) ** exponent

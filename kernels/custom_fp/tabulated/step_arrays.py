@@ -1,8 +1,8 @@
-"""The arrays with which compiled code rounds to a table (csrc/tabulated/tabulated.h).
+"""The arrays with which compiled code rounds to a table (csrc/tabulated/tabulated_rounding.h).
 
 For each sign, rounding is a step function of the bits of a number (`_Steps`). The thresholds are float32 magnitudes as
-integers, and the result changes above each of them. Overflow, infinity and NaN are steps, too. Rounding modes that need
-the two neighboring values (stochastic, to_odd) use the values of the format as thresholds, with one entry for each.
+integers, and the result changes above each threshold. Overflow, infinity and NaN are also steps. Rounding modes that
+need the two neighbors of a number (stochastic, to_odd) use the values of the format as thresholds.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp.formats.tabulated import Half, Tabulated
+from custom_fp.formats.tabulated_format import Half, Tabulated
 from custom_fp.rounding import Overflow, Rounding, Rule
 from custom_fp.tabulated.lifts import NO_LIFTS, lifts_of
 from custom_fp.tabulated.rounding import codes_of_values, outcome
 
 MOST_EVEN_CELLS = 1 << 12
-"""The largest number of cells of equal size for each sign. If more are needed, each octave has its own cell size."""
+"""The largest number of equally large cells for each sign. If more are needed, each octave has its own cell size."""
 
 _LARGEST, _INFINITY, _NEVER = 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF
 _STEPS, _RANDOM, _ODD = 0, 1, 2
 _NARROW = 2.0**103
-_HEAD = 20  # words
+_HEAD = 20  # number of words of the head
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """A step function: ascending thresholds (T,), and results (T + 1,) in float64, results[#{t < magnitude}]."""
+    """A step function: result number i, where i is the number of thresholds below the magnitude.
+
+    The thresholds (T,) are in ascending order, and the results (T + 1,) are float64.
+    """
 
     thresholds: np.ndarray
     results: np.ndarray
@@ -39,7 +42,7 @@ class _Steps:
 
 @cache
 def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> Tensor:
-    """Return everything that a kernel needs to round to a format, as int32."""
+    """Return all data that a kernel needs to round to a format, as an int32 tensor."""
     rule = Rule(rounding, Overflow(overflow))
     kind = {Rounding.STOCHASTIC: _RANDOM, Rounding.TO_ODD: _ODD}.get(rounding, _STEPS)
     halves = (fmt.positive, fmt.negative)
@@ -67,7 +70,7 @@ def table_of(fmt: Tabulated, rounding: Rounding, overflow: str, device: str) -> 
 
 
 def _joined(head: list[int], parts: list[np.ndarray]) -> Tensor:
-    """Join the head, the offset of each part, and the parts. Each begins at an even word, as some hold doubles."""
+    """Join the head, the offset of each part, and the parts. Parts begin at even words, since some contain doubles."""
     offsets, words = [], [np.zeros(_HEAD, np.int32)]
     at = _HEAD
     for part in parts:
@@ -80,14 +83,14 @@ def _joined(head: list[int], parts: list[np.ndarray]) -> Tensor:
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
-    """Return the bits of float32 values. All NaN have the same bits."""
+    """Return the bits of float32 values, with the same bits for every NaN."""
     with np.errstate(over="ignore"):
         bits = values.astype(np.float32).view(np.int32)
     return np.where(np.isnan(values), np.int32(0x7FC00000), bits)
 
 
 def _steps(fmt: Tabulated, half: Half, rule: Rule, kind: int) -> _Steps:
-    """Return the steps of a half. The results are its values, the overflow if there is one, infinity and NaN."""
+    """Return the step function of a half: its values, the result of overflow if there is one, infinity and NaN."""
     after = outcome(fmt, half, rule)
     magnitudes = _bits(np.array(half.magnitudes)).astype(np.int64)
     values = [half.zero, *(half.sign * value for value in half.magnitudes[1:])]
@@ -112,7 +115,7 @@ def _steps(fmt: Tabulated, half: Half, rule: Rule, kind: int) -> _Steps:
 
 
 def _direction(rounding: Rounding, sign: float) -> bool | None:
-    """Return whether inexact magnitudes go up, or None for rounding to nearest."""
+    """Return whether inexact magnitudes are rounded up. For rounding to nearest, return None."""
     upwards = {
         Rounding.TOWARD_POSITIVE: sign > 0,
         Rounding.TOWARD_NEGATIVE: sign < 0,
@@ -122,9 +125,9 @@ def _direction(rounding: Rounding, sign: float) -> bool | None:
 
 
 def _merged(steps: _Steps) -> _Steps:
-    """Remove steps with nothing between them, and steps that do not change the result."""
+    """Remove steps that coincide with a later one, and steps that do not change the result."""
     thresholds, results = steps.thresholds, steps.results
-    # the last one of several steps at the same threshold
+    # keep only the last of several steps at the same threshold
     last = np.append(thresholds[1:] > thresholds[:-1], True)
     thresholds, results = thresholds[last], np.concatenate([results[:1], results[1:][last]])
     bits = _bits(results)
@@ -133,7 +136,7 @@ def _merged(steps: _Steps) -> _Steps:
 
 
 def _distances(fmt: Tabulated, half: Half) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, by place, the magnitude, the distance to the next one, and whether rounding to odd goes up."""
+    """Return, for each place, the magnitude, the distance to the next one, and whether rounding to odd goes up."""
     n, ends = len(half.magnitudes), 2 + (half.beyond is not None)
     lows = np.zeros(n + ends)
     lows[:n] = half.magnitudes
@@ -151,7 +154,10 @@ def _distances(fmt: Tabulated, half: Half) -> tuple[np.ndarray, np.ndarray, np.n
 
 @dataclass(frozen=True)
 class _Cells:
-    """Cells that contain at most one threshold: thresholds (2, half), places (2, half, 2)."""
+    """The cells into which the magnitudes of both signs are divided. Each contains at most one threshold.
+
+    `half` is the number of cells of each sign. Shapes: thresholds (2, half), places (2, half, 2).
+    """
 
     by_octave: bool
     shift: int
@@ -191,10 +197,11 @@ def _cells(thresholds: list[np.ndarray]) -> _Cells:
 
 
 def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
-    """Return the fewest cells of equal size with at most one threshold each, or None for more than MOST_EVEN_CELLS.
+    """Return as few equally large cells as possible, or None if more than MOST_EVEN_CELLS are needed.
 
     Returns:
-        (shift, first, cells of a sign). The first cell reaches down to zero, and the last up to NaN.
+        (shift, first, number of cells of each sign). Each cell contains at most one threshold. The first cell extends
+        down to zero, and the last one up to NaN.
     """
     each = [np.unique(t) for t in thresholds]
     for shift in range(23, 0, -1):
@@ -204,7 +211,7 @@ def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
                 firsts.append(((int(t[1]) + 1) >> shift) - 1)
                 lasts.append((int(t[-2]) >> shift) + 1)
         first = max(0, min(firsts, default=0))
-        last = max(first + 1, *lasts) if lasts else first  # the first cell reaches down to zero
+        last = max(first + 1, *lasts) if lasts else first  # the first cell extends down to zero
         if last - first >= MOST_EVEN_CELLS:
             return None
         if all(_is_apart(t, shift, first, last).all() for t in each):
@@ -213,14 +220,14 @@ def _even_cells(thresholds: list[np.ndarray]) -> tuple[int, int, int] | None:
 
 
 def _is_apart(t: np.ndarray, shift: int, first: int, last: int) -> np.ndarray:
-    """Return, for distinct thresholds that do not end a cell, whether the next one is in another cell."""
+    """Return whether neighboring distinct thresholds are in different cells. Thresholds at cell ends are skipped."""
     inner = t[(t + 1 & (1 << shift) - 1) != 0]
     cell = (inner >> shift).clip(first, last)
     return cell[1:] > cell[:-1]
 
 
 def _shifts_of_octaves(thresholds: list[np.ndarray]) -> np.ndarray:
-    """Return the size of the largest possible cells for each float32 exponent, (256,), as shifts."""
+    """Return the largest possible cell size for each of the 256 float32 exponents, as the log2 of the size."""
     shifts = np.full(256, -1, dtype=np.int64)
     each = [np.unique(t) for t in thresholds]
     for shift in range(23, -1, -1):
