@@ -33,14 +33,15 @@ def test_each_part_has_its_kernels_and_compiles():
             command, input=nvrtc.source(), capture_output=True, text=True, check=True
         ).stdout
         found = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(', text)
-        assert {name for name in cuda.KERNELS if nvrtc.part_of(name) == part} == set(found)
-        by_kind.setdefault(part[1].removeprefix("-DCFP_ONLY_"), []).append((part, found))
+        names = {name for name in cuda.KERNELS if nvrtc.part_of(name) == part}
+        assert names <= set(found)
+        by_kind.setdefault(part[1].removeprefix("-DCFP_ONLY_"), []).append((part, names))
     for i, (kind, parts) in enumerate(by_kind.items()):
-        part, found = parts[i % len(parts)]
+        part, names = parts[i % len(parts)]
         target = "compute" if kind in ("ACCUMULATE_PACKED", "DOT", "TABULATED") else "sm"
         options = [f"--gpu-architecture={target}_{(80, 90)[i % 2]}", "-w", *nvrtc.OPTIONS, *part]
         code = nvrtc.compile_source(nvrtc.source(), options)
-        assert all(name.encode() in code for name in found), kind
+        assert all(name.encode() in code for name in names), kind
 
 
 def test_the_source_is_whole():
