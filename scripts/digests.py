@@ -1,12 +1,12 @@
-"""Store digests of trained weights, to compare them with those of another commit: equal bits prove a refactor.
+"""Store digests of trained weights, to show that another commit, such as a refactoring, computes the same bits.
 
     python scripts/digests.py OUT.json [--experiments NAME ...] [--runs 4] [--epochs 1]
     python scripts/digests.py --compare BEFORE.json AFTER.json
 
-`digits_bits` is run in full. Of every other small experiment whose data is on this machine, a few runs, evenly spaced
-in its list, are trained for a few epochs. It takes about an hour. Digests depend on the machine, because other vector
-units give other last bits (see README), so both sides must be made on the same machine, each in its own checkout and
-.venv. The exit status is 1 if two digests differ or a run failed.
+All runs of `digits_bits` are trained. Of every other small experiment whose data is on this machine, a few evenly
+spaced runs are trained for a few epochs. The script takes about an hour. Digests depend on the machine, because
+different vector units compute different last bits (see README). Both files must therefore be made on the same machine,
+each in its own checkout and .venv. The exit status is 1 if two digests differ or a run failed.
 """
 
 import argparse
@@ -44,7 +44,10 @@ def main() -> int:
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> int:
-    """Print the runs that differ. A run that only one side has is counted, but is no difference."""
+    """Print the runs that differ, and the number of runs that only one file contains.
+
+    Such runs do not count as a difference.
+    """
     both = [what for what in before if what in after]
     different = [what for what in both if before[what] != after[what]]
     for what in different:
@@ -81,7 +84,7 @@ def digests_of(name: str, some: int | None, epochs: int | None) -> dict[str, str
 
 
 def split(typed: str) -> list[str]:
-    """Split `a=1 case='8 bits'` into words. Quotes stay, because they are part of the override."""
+    """Split `a=1 case='8 bits'` into words. Quotes are kept, because they are part of the override."""
     words, quoted = [""], False
     for character in typed:
         quoted ^= character == "'"

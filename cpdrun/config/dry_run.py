@@ -81,9 +81,9 @@ class SweepRun:
 
     Attributes:
         name: The name of the run.
-        state: Its state; null if its record cannot be read.
-        to_run: Whether the command trains it.
-        problem: What is wrong with its record; null if nothing is.
+        state: The state of the run. Null if its record cannot be read.
+        to_run: Whether the command trains the run.
+        problem: The problem of the run's record. Null if there is none.
         overrides: The command-line overrides that produce the run.
         status: How a run that is done ended: finished, diverged, or did not learn. Null for other runs.
         metrics: The metrics of a run that is done. Empty for other runs.
@@ -110,7 +110,7 @@ class SweepDescription:
         seconds: The expected seconds to train them. None if no run has ended.
         missing: The data folders that do not exist.
         scripts: The scripts that the launcher would write, keyed by path.
-        problem: Why the launcher would refuse the runs, if it would.
+        problem: The reason if the launcher would refuse the runs, otherwise None.
         runs: The runs of the sweep.
     """
 

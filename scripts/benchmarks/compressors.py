@@ -5,7 +5,7 @@
 
 Columns: bits per value, and milliseconds to compress and to decompress, each also as a multiple of the time to copy the
 values. power_sgd is a whole step of one worker on a square layer, with error feedback: both products, the sums of the
-factors, the result and the residual. Inputs are normal(0, 1) * 1e-3. It takes about a minute.
+factors, the result and the residual. Inputs are normal(0, 1) * 1e-3. The script takes about a minute.
 """
 
 import torch

@@ -2,9 +2,10 @@
 
     python scripts/benchmarks/emulation.py [--workers 256] [--batch 5] [--threads 2]
 
-The plain step is one batch of N x B digits: forward, backward, SGD. The emulated steps compute N gradients (exact: one
-worker after the other; batched: vmap over grad), round each to the format, add them with every partial sum rounded,
-and apply the sum. The steps are timed in turns; times are medians. It takes about a minute.
+The plain step processes one batch of N x B digits: forward, backward, SGD. The emulated steps compute N gradients
+(exact: one worker after the other; batched: vmap over grad), round each gradient to the format, add the gradients with
+every partial sum rounded, and apply the sum. The steps are timed in turns. Times are medians. The script takes about a
+minute.
 """
 
 import statistics
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def plain_step(workers: int, batch: int) -> Callable[[], None]:
-    """Return an fp32 step on the samples of all workers in one batch."""
+    """Return a function that performs an fp32 step on the samples of all workers in one batch."""
     parts = build(run_config(workers, batch, "fp32", False, "exact"), CPU)
     x, y = parts.data.train.fetch_batch(torch.arange(workers * batch))
 
@@ -37,7 +38,7 @@ def plain_step(workers: int, batch: int) -> Callable[[], None]:
 
 
 def emulated_step(workers: int, batch: int, emulation: str, fmt: str, aps: bool) -> Callable[[], None]:
-    """Return a step that rounds and adds the gradients of all workers."""
+    """Return a function that performs a step which rounds and adds the gradients of all workers."""
     config = run_config(workers, batch, fmt, aps, emulation)
     parts = build(config, CPU)
     gradients_of = EMULATIONS[emulation](
@@ -79,7 +80,7 @@ def main() -> None:
         "batched, e4m3, APS": emulated_step(*sizes, "batched", "e4m3", True),
         "exact, e4m3, APS": emulated_step(*sizes, "exact", "e4m3", True),
     }
-    found = time_turns(steps, options.repeats, warm_ups=2)  # the first two fill caches and allocators
+    found = time_turns(steps, options.repeats, warm_ups=2)  # The first two steps fill caches and allocators.
     seconds = {name: statistics.median(times) for name, times in found.items()}
     with Report(options.output) as report:
         report.add(describe_machine(threads=options.threads))

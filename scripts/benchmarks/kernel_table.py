@@ -2,14 +2,15 @@
 
     python scripts/benchmarks/kernel_table.py --output results/reference/numerics/kernels.md
 
-The table has registers, stack, spills, shared memory, widths of memory accesses, the number of instructions for each
-element, and the share of a copy's bandwidth that these allow. No GPU is needed, and it takes about three minutes.
+The table contains registers, stack, spills, shared memory, widths of memory accesses, the number of instructions per
+element, and the share of a copy's bandwidth that is possible with this number. No GPU is needed. The script takes about
+three minutes.
 
-The figures come from the machine code, by `cuobjdump` and `nvdisasm`, which Triton brings with torch for CUDA. Blocks
-per SM, of 256 threads, are what its 65,536 registers and its largest number of threads allow. Instructions are counted
-in the code, including the paths for unaligned addresses and for remainders. Those of an element are the instructions
-that the PTX executes on the CPU (kernels/tests/ptx/ptx_work.py), times the kernel's machine instructions divided by its
-PTX instructions.
+The figures are read from the machine code with `cuobjdump` and `nvdisasm`, which are installed with Triton and torch
+for CUDA. The number of blocks per SM, of 256 threads each, is limited by its 65,536 registers and its largest number of
+threads. Instructions are counted in the code, including the paths for unaligned addresses and for remainders. The
+number of instructions per element is the number of PTX instructions that are executed on the CPU
+(kernels/tests/ptx/ptx_work.py), multiplied by the kernel's machine instructions and divided by its PTX instructions.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch  # noqa: F401  NVRTC is then the one that torch brings
+import torch  # noqa: F401  so that torch's NVRTC is used
 from cupy.cuda import nvrtc as cupy_nvrtc
 from custom_fp import cuda, nvrtc
 
@@ -40,9 +41,9 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of a GPU.
+    """The rates of a GPU.
 
-    In each clock, an SM issues 128 instructions (4 schedulers, 32 lanes): at most 64 on integers, comparisons and
+    In each clock cycle, an SM issues 128 instructions (4 schedulers, 32 lanes): at most 64 on integers, comparisons and
     logic, 32 shared or global accesses or shuffles, 16 conversions and reciprocals, and `doubles` on float64.
     """
 
@@ -71,7 +72,8 @@ MACHINES = {
     100: Machine("B200", 148, 1.8, 8.0, 64),
     120: Machine("RTX 5090", 170, 2.4, 1.79, 2),
 }
-UNITS = {  # machine instructions by their first letters; all others work on integers
+# The units that execute machine instructions, by the first letters of the instructions. All others work on integers.
+UNITS = {
     "other": (
         *("FADD", "FMUL", "FFMA", "IMAD", "U", "R2U", "S2", "CS2", "B", "EXIT", "CALL", "RET", "WARP"),
         *("NOP", "D"),
@@ -175,7 +177,7 @@ def row(architecture: int, text: str, used: tuple[int, ...], work: Work | None, 
 
 
 def bound(architecture: int, opcodes: list[str], work: Work | None, written: int) -> tuple[str, str, str]:
-    """Return the last three columns, which are empty for kernels that no case runs and for unknown GPUs."""
+    """Return the last three columns of a row. They are empty for unknown GPUs and for kernels without a test case."""
     if work is None:
         return "", "", ""
     units = Counter(unit_of(opcode) for opcode in opcodes if opcode != "NOP")

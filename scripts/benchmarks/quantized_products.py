@@ -7,8 +7,8 @@
 `share` is the time of the first row, float32 without rounding, divided by the time of the row. 60 % means that the
 product, including the rounding of its operands, runs at 0.6 of the rate of torch.mm. Other libraries round as they do
 in training: torchao with to_mx and to_nvfp4 and back to float32, microxcaling with quantize_mx_op on the CPU, and
-gfloat with quantize_block on a 64th of the values, whose time is multiplied. Libraries that are not installed are
-skipped. It takes about five minutes. The result is results/reference/numerics/products.md.
+gfloat with quantize_block on a 64th of the values, whose time is multiplied by 64. Libraries that are not installed are
+skipped. The script takes about five minutes. The result is results/reference/numerics/products.md.
 """
 
 import importlib
@@ -26,7 +26,7 @@ GFLOAT_PART = 64  # gfloat rounds only a 64th of the values
 
 
 def known_formats() -> list[str]:
-    """Return the formats that this version of custom_fp has, and report the others."""
+    """Return the formats that this version of custom_fp has, and print a line about each of the others."""
     found = []
     for name in OURS:
         try:

@@ -55,7 +55,9 @@ def test_unreadable_runs_do_not_hide_others(sweep):
     found = run_states(sweep)
     assert found.states[sweep.runs[0].name] is State.DONE
     assert found.odd == {
-        sweep.runs[0].name: f"{run_of(sweep, 0).done} holds no record; remove it and run again"
+        sweep.runs[
+            0
+        ].name: f"{run_of(sweep, 0).done} does not contain a record. Remove the file and start the run again"
     }
     assert found.states[sweep.runs[3].name] is State.PREEMPTED
 

@@ -58,7 +58,7 @@ def test_an_array_asks_for_what_its_runs_use(typed, expected):
             "launcher._target_=cpdrun.launch.slurm.executor.Nothing",
             "launcher: cannot import cpdrun.launch.slurm.executor.Nothing",
         ),
-        ("launcher.time=1h", r"launcher.time=1h: Slurm takes minutes \(90\), HH:MM:SS"),
+        ("launcher.time=1h", r"launcher.time=1h: must be minutes \(90\), HH:MM:SS"),
         ("launcher._target_=cpdrun.nowhere.Nothing", "launcher: cannot import cpdrun.nowhere.Nothing"),
     ],
 )
@@ -145,8 +145,8 @@ def test_a_time_limit_before_the_first_checkpoint_is_reported(tmp_path):
     (line,) = lines("slow steps", finished=[7200.0, 7200.0])
     assert line == (
         "launcher.time=01:00:00 is shorter than the time to a run's first checkpoint, about 2 h 00 min (from 2 runs "
-        "of this sweep), and a step takes about 6 min 00 s, longer than launcher.warning_s=60: runs end without a "
-        "checkpoint. Raise launcher.time, or launcher.warning_s above the time of a step"
+        "of this sweep), and a step takes about 6 min 00 s, longer than launcher.warning_s=60. Runs would end "
+        "without a checkpoint. Increase launcher.time, or set launcher.warning_s to more than the time of a step"
     )
     assert lines("long enough", "launcher.time=3:00:00", finished=[7200.0]) == []
     assert lines("no limit", "launcher.time=null", finished=[7200.0]) == []
@@ -155,7 +155,7 @@ def test_a_time_limit_before_the_first_checkpoint_is_reported(tmp_path):
     slow, quick = ({"forward_s": s, "backward_s": 2 * s, "update_s": 1.0} for s in (5.0, 0.1))
     (line,) = lines("slow calibration", calibration=slow)  # 8 workers of 15 s
     assert line.startswith(
-        "a step takes about 2 min 01 s (from the calibration), longer than launcher.warning_s=60: "
+        "a step takes about 2 min 01 s (from the calibration), longer than launcher.warning_s=60. "
     )
     assert lines("on two ranks", "nproc=4", calibration=slow) == []
     assert lines("quick calibration", calibration=quick) == []

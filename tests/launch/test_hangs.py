@@ -38,7 +38,10 @@ def test_run_past_its_limit_saves_and_is_not_retried(job, local):
     one = job(epochs=4000, epoch_s=0.05, limit_s=1.5)
     outcome = drive(local(retries=3), [one])["one"]
     assert outcome.status == "failed"
-    assert outcome.reason == "took longer than limit_s=1.5; with more it goes on from its checkpoint"
+    assert (
+        outcome.reason
+        == "took longer than limit_s=1.5. With a higher limit, it continues from its checkpoint"
+    )
     assert one.run.checkpoint.exists() and not one.run.preempt.exists()
     assert len(one.run.attempts()) == 1
 

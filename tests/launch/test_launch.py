@@ -202,7 +202,7 @@ def test_a_garbage_done_json_is_named_and_hurts_nobody(launcher, sweep):
     sweep.run("a").done.write_text('{"status": "fin')
     code, summary, text = result(launcher(jobs=jobs | {"c": {}}, all=True))
     assert (code, summary["failed"], summary["done"]) == (1, ["a"], 2)
-    assert "done.json holds no record; remove it and run again" in text
+    assert "done.json does not contain a record. Remove the file and start the run again" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
@@ -281,7 +281,7 @@ def test_a_check_that_is_killed_is_called_so(launcher, sweep):
     process = launcher(jobs={"a": {"kill_check": True}})
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
-    assert "killed (by hand, or by the kernel for want of memory)" in err
+    assert "was killed, by a user or because the machine is out of memory" in err
 
 
 def test_a_hangup_that_nohup_ignores_stays_ignored(sweep):
@@ -362,7 +362,7 @@ def test_a_sweep_whose_folder_goes_is_one_line(tmp_path, act):
             shutil.rmtree(results / "digits_bits", ignore_errors=True)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    gone = f"{results / 'digits_bits'} was moved or deleted while its runs trained; they were stopped"
+    gone = f"{results / 'digits_bits'} was moved or deleted while its runs trained, so the runs were stopped"
     *progress, last = err.splitlines()
     assert last == f"error: {gone}" and all(line.endswith(" ...") for line in progress), err
     assert "failed" not in out

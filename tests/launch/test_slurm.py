@@ -208,7 +208,7 @@ def _no_answer(_):
 def test_without_slurm_one_line_says_so(job, sweep, monkeypatch):
     monkeypatch.setenv("PATH", "")
     executor = SlurmExecutor(**DEFAULTS, sweep=sweep, options=LaunchOptions())
-    with pytest.raises(LaunchError, match="sbatch is not here"):
+    with pytest.raises(LaunchError, match="sbatch is not installed here"):
         executor.submit([job()])
 
 

@@ -104,7 +104,7 @@ def test_damaged_files_do_not_stop_the_table(mixed, sweep):
     mixed[1].run.last_attempt().exit.write_text("")
     mixed[1].run.status.write_text("[1, 2")
     rows = {row.name: row for row in sweep_status(sweep)}
-    assert "holds no record" in rows["done"].reason
+    assert "does not contain a record" in rows["done"].reason
     assert rows["failed"].state is State.PREEMPTED
 
 

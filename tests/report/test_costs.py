@@ -8,7 +8,7 @@ import pytest
 from made_up import Sweep
 
 from cpdrun.costmodel import costs
-from cpdrun.costmodel.costs import transistors
+from cpdrun.costmodel.costs import coverage, transistors
 from cpdrun.errors import UserError
 from cpdrun.report.cost import COSTS, show_count
 from cpdrun.study.group import Group
@@ -159,6 +159,18 @@ def test_what_seeds_do_not_tell_apart_has_no_knee(new_sweep, report, no_pictures
     )
     with pytest.raises(UserError, match="unknown cost 'gates'; there are: bytes, kept, bitops, area"):
         report(sweep, costs=["gates"])
+
+
+def test_coverage_is_the_share_of_rounded_products(recipes, report, no_pictures):
+    float32 = ("fp32", "fp32", "fp32", 1)
+    assert coverage(of(products(float32))) == 0
+    assert (
+        coverage(of(products(float32, ("e4m3fn", "e4m3fn", "fp32", 2), ("fp32", "fp32", "fp16", 1)))) == 0.75
+    )
+    assert math.isnan(coverage(of(None)))
+    made = report(recipes, baseline={"recipe": "bf16"})
+    assert set(pd.read_csv(made.folder / "details.csv")["coverage"]) == {1.0}
+    assert "| coverage |" in (made.folder / "table.md").read_text()
 
 
 def test_a_group_has_the_products_of_its_runs(recipes):

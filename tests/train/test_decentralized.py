@@ -161,6 +161,7 @@ def test_a_user_adds_a_topology_a_compressor_and_a_rule(tmp_path, train_here, mo
         (("topology=directed_ring", "topology.mixing=metropolis"), "sync: .*links go both ways"),
         (("compressor=qsgd", "format=e4m3", "aps=true"), "sync: aps=true: QSGD has its own scale"),
         (("compressor=top_k", "compressor.keep=2"), "sync: compressor.keep must be above 0"),
+        (("sync.worker_test_samples=0",), "sync.worker_test_samples=0"),
         (("partition=skewed", "partition.skew=-1"), "partition: partition.skew must lie between 0 and 1"),
         (
             ("model=normed_convnet", "norm=evonorm_s0", "norm.groups=3"),

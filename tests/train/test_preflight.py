@@ -142,7 +142,7 @@ def test_what_fits_has_no_problems():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("Untested", "data: Untested has no test: a data class has train and test"),
+        ("Untested", "data: Untested has no test. A data class needs train and test"),
         ("EmptyTest", "data: test of EmptyTest is empty"),
         ("WithoutLength", "data: train of WithoutLength has no length"),
     ],

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.recipe.coverage import Coverage, measure
@@ -60,7 +61,7 @@ class Applied:
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The class of each other module that has parameters, by the name of the module."""
+        """The classes of the modules that have parameters and are not rounded, by the names of the modules."""
         attention = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
         return {
             name or type(module).__name__: type(module).__name__
@@ -89,7 +90,8 @@ class Applied:
             A mapping such as {"nvfp4": 0.86, "bf16": 0.14, "float32": 0.0}. Print it to see what stayed in float32, and
             which layers the rules name but the model never called.
         """
-        return measure(model, self.placement, args, kwargs)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        return measure(model, self.placement, lambda: model(*args, **kwargs), inputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the histories of delayed scales. A checkpoint must store them in addition to the model's state."""

@@ -157,18 +157,10 @@ class Rules:
         rule = self.deciding_rule(layer, role, product, step)
         return None if rule is None else rule.rounding
 
-    def operand_rounding(
-        self, layer: Layer, role: str, product: str, step: int = 0
-    ) -> QuantizationSpec | None:
-        """Return the rounding of an operand of a product.
-
-        Without a rule for the operand, this is the rounding of the activation, parameter or error that it is read from.
-        """
-        for of, of_product in ((role, product), (STORED[role], None)):
-            takes = layer.takes(of) and (of_product is None or of_product in layer.products(of))
-            if takes and (rounding := self.rounding_for(layer, of, of_product, step)):
-                return rounding
-        return None
+    def stored_rounding(self, layer: Layer, role: str, step: int = 0) -> QuantizationSpec | None:
+        """Return the rounding of the activation, parameter or error that an operand of this role is read from."""
+        stored = STORED[role]
+        return self.rounding_for(layer, stored, None, step) if layer.takes(stored) else None
 
     def typed_for(self, roles: Sequence[str]) -> str:
         """Return text for an error message that names the rules by which one of these roles is rounded."""
