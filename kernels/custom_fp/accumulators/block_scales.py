@@ -1,8 +1,8 @@
-"""The formats with scales that the operands of an accumulator can have. This module does not import torch.
+"""The scaled formats that the operands of an accumulator can use. This module does not import torch.
 
 A product of float32 values of such formats requires the scales, because terms are aligned by the exponents of codes and
-scales. A subnormal code or a zero also adds the exponent of its scale, and a group of products is aligned by its scales
-alone. For these formats, the scales can be recovered from float32 values:
+scales. The exponent of the scale counts even if the code is subnormal or zero, and a group of products is aligned by
+its scales alone. For these formats, the scales can be recovered from float32 values:
 
     e8m0, floor      MX 1.0. However elements are rounded, the largest code of a block has the largest exponent unless
                      the scale is the smallest one. Rounding again therefore finds the same scale.

@@ -175,7 +175,7 @@ class Dot:
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
 
     def together(self, acc: Tensor, terms: range) -> Tensor:
-        """Align acc and the terms, or the sums of groups of terms, by the same exponent, and add them."""
+        """Align acc and the terms, or the sums of groups of terms, to one exponent, and add them."""
         significand, unit, exponent = digits(acc, self.emin)
         groups = terms[:: self.how.group]
         largest = torch.maximum(exponent, self.largest(groups))

@@ -44,7 +44,7 @@ def dynamic_tree() -> list[float]:
 
 
 def linear() -> list[float]:
-    """Return the table of linear quantization, in which a code with a sign bit and 7 bits k has the value k / 127."""
+    """Return the table of linear quantization, in which a sign bit and a 7-bit integer k encode k / 127 or -k / 127."""
     return _with_signs(Fraction(k, 127) for k in range(128))
 
 

@@ -53,10 +53,10 @@ class Half:
     Attributes:
         sign: 1.0 or -1.0.
         magnitudes: The magnitudes in ascending order, beginning with zero. In a codebook without zero, the first entry
-            is the value nearest to zero, and is negative if this value has the other sign.
+            stands for the value nearest to zero. If that value has the opposite sign, the entry is negative.
         codes: The code of each magnitude.
-        boundaries: The boundary between each magnitude and the next one. If there is a `beyond`, the last entry is the
-            boundary to it.
+        boundaries: The boundary between each magnitude and the next one. If `beyond` is not None, the last entry is the
+            boundary between the largest magnitude and `beyond`.
         ties_up: For each boundary, whether a number on the boundary becomes the larger neighbor.
         beyond: The magnitude that would follow the largest one, or None.
         inf_code: The code of infinity with this sign, or None.

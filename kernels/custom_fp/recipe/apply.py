@@ -61,7 +61,7 @@ class Applied:
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The class of each other module that has parameters, by the name of the module."""
+        """The classes of the modules that have parameters and are not rounded, by the names of the modules."""
         attention = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
         return {
             name or type(module).__name__: type(module).__name__

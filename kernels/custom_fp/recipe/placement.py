@@ -123,7 +123,7 @@ class Placement:
             if all(layer in self.attention for layer in layers):
                 raise ValueError(
                     f"{rule.typed}: no module that it selects calls scaled_dot_product_attention; attention that is "
-                    "written out in matrix products stays in float32"
+                    "implemented as separate matrix products stays in float32"
                 )
             raise ValueError(
                 f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; a "

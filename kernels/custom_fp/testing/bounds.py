@@ -109,7 +109,7 @@ class _Elements:
 
     def __init__(self, problem: Problem, place: Place, exponents: tuple | None, grids: tuple):
         self.problem, self.place = problem, place
-        how: Any = problem.how  # typed as Any, because its constructor has replaced names by formats
+        how: Any = problem.how  # typed as Any, because the Accumulator has replaced the names with formats
         self.how, depth = how, problem.depth
         z, row, column = place
         a, b = problem.a[z, row].double(), problem.bt[z, column].double()

@@ -142,5 +142,5 @@ class Failure:
 
 
 def _first_values(index: Tensor, count: int) -> Tensor:
-    """Return the first `count` distinct values, sorted."""
+    """Return the first `count` distinct values that occur, in ascending order."""
     return torch.tensor(sorted(list(dict.fromkeys(index.tolist()))[:count]))
