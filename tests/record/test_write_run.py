@@ -130,7 +130,7 @@ WRONG = [
     ({"metrics": {"psnr": 30}}, "is a higher psnr better? Pass directions={'psnr': 'higher'}, or lower"),
     ({"metrics": {"psnr": 30}, "directions": {"psnr": "up"}}, "directions has 'up' for psnr; allowed: higher, lower"),
     ({"metrics": {"f1": 55}, "directions": {"f1": "share"}}, "f1=55 must be a share from 0 to 1"),
-    ({"directions": {"test_accuracy": "lower"}}, "a higher test_accuracy is better; give a metric"),
+    ({"directions": {"test_accuracy": "lower"}}, "a higher test_accuracy is better. For a metric"),
     ({"directions": ["higher"]}, "directions=['higher'] must be a mapping"),
     ({"judged_by": "val_loss"}, "judged_by='val_loss' is not a metric of this run; allowed: test_accuracy"),
     ({"config": {"seed": 1}}, "config has 'seed', which is a separate argument"),
