@@ -1,4 +1,4 @@
-"""Train with DistributedDataParallel. The two marked lines make gradients 8 bits wide.
+"""Train with DistributedDataParallel. The two marked lines send gradients with 8 bits per value.
 
 torchrun --nproc-per-node 2 examples/ddp_digits.py
 """

@@ -1,4 +1,4 @@
-"""Train with fully_shard (FSDP2). The two marked lines send gradients and weights with 8 bits.
+"""Train with fully_shard (FSDP2). The two marked lines send gradients and weights with 8 bits per value.
 
 torchrun --nproc-per-node 2 examples/fsdp_digits.py
 """

@@ -1,12 +1,12 @@
-"""Store digests of trained weights, to compare them with those of another commit: equal bits prove a refactor.
+"""Store digests of trained weights, to show that another commit, such as a refactoring, computes the same bits.
 
     python scripts/digests.py OUT.json [--experiments NAME ...] [--runs 4] [--epochs 1]
     python scripts/digests.py --compare BEFORE.json AFTER.json
 
-`digits_bits` is run in full. Of every other small experiment whose data is on this machine, a few runs, evenly spaced
-in its list, are trained for a few epochs. It takes about an hour. Digests depend on the machine, because other vector
-units give other last bits (see README), so both sides must be made on the same machine, each in its own checkout and
-.venv. The exit status is 1 if two digests differ or a run failed.
+All runs of `digits_bits` are trained. Of every other small experiment whose data is on this machine, a few evenly
+spaced runs are trained for a few epochs. The script takes about an hour. Digests depend on the machine, because
+different vector units compute different last bits (see README). Both files must therefore be made on the same machine,
+each in its own checkout and .venv. The exit status is 1 if two digests differ or a run failed.
 """
 
 import argparse
@@ -27,7 +27,9 @@ def main() -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--experiments", nargs="*")
-    parser.add_argument("--runs", type=int, default=4, help="runs of each experiment except digits_bits")
+    parser.add_argument(
+        "--runs", type=int, default=4, help="number of runs of each experiment except digits_bits"
+    )
     parser.add_argument("--epochs", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.compare:
@@ -44,7 +46,10 @@ def main() -> int:
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> int:
-    """Print the runs that differ. A run that only one side has is counted, but is no difference."""
+    """Print the runs that differ, and the number of runs that only one file contains.
+
+    Such runs do not count as a difference.
+    """
     both = [what for what in before if what in after]
     different = [what for what in both if before[what] != after[what]]
     for what in different:
@@ -67,7 +72,10 @@ def planned(name: str) -> dict:
 
 
 def digests_of(name: str, some: int | None, epochs: int | None) -> dict[str, str]:
-    """Return the weights_sha256 of runs, by their overrides. Train `some` evenly spaced runs, or all if None."""
+    """Return the weights_sha256 of an experiment's runs, keyed by their overrides.
+
+    If `some` is not None, only this number of evenly spaced runs is trained.
+    """
     runs = [" ".join(run["overrides"]) for run in planned(name)["runs"]]
     with tempfile.TemporaryDirectory() as folder:
         if some is None:
@@ -81,7 +89,7 @@ def digests_of(name: str, some: int | None, epochs: int | None) -> dict[str, str
 
 
 def split(typed: str) -> list[str]:
-    """Split `a=1 case='8 bits'` into words. Quotes stay, because they are part of the override."""
+    """Split `a=1 case='8 bits'` into words. Quotes are kept, because they are part of the override."""
     words, quoted = [""], False
     for character in typed:
         quoted ^= character == "'"

@@ -1,11 +1,13 @@
-"""Time a first verdict from nothing: a new environment, the wheels and what they need, a search. No compiler is used.
+"""Measure the time from a new user's first command to the first verdict of a search.
+
+The script creates an environment, installs the wheels, and runs a search.
 
     python scripts/first_verdict.py dist/*.whl
     python scripts/first_verdict.py dist/*.whl --python python3.13 search exp=digits_search
 
-Prints the time of each stage, the machine's load before it, and the last lines of the answer. PATH contains only the
-new environment. The environment and the runs (6 GB with torch for CUDA) are deleted at the end. The exit status is
-that of the first stage that failed.
+The script prints the time of each stage, the machine's load before the stage, and the last lines of the answer. PATH
+contains only the new environment, so no compiler is used. The environment and the runs (6 GB with torch for CUDA) are
+deleted at the end. The exit status is that of the first stage that failed.
 """
 
 import argparse
@@ -37,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "words",
         nargs="+",
-        help="the wheels of custom_fp and cpdrun, then arguments of cpdrun (default: half of the demo)",
+        help="the wheels of custom_fp and cpdrun, followed by arguments of cpdrun (default: half of the demo's search)",
     )
     parser.add_argument("--python", default=sys.executable)
     options = parser.parse_args()

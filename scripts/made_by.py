@@ -1,7 +1,7 @@
-"""Write made_by.txt next to a committed file that a script made: command, commit, versions, processor and time.
+"""Write made_by.txt, which describes how a committed file was made: command, commit, versions, processor and time.
 
-Such a file must come from a commit without further changes, because otherwise the commit does not identify the code.
-`clean_commit` rejects a changed working tree before anything is computed.
+The working tree must be equal to the commit, because otherwise the commit does not identify the code. `clean_commit`
+rejects a changed working tree before anything is computed.
 """
 
 import platform

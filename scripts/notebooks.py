@@ -2,10 +2,10 @@
 
     python scripts/notebooks.py [NAME ...]
 
-It takes about ten minutes. Each notebook runs in a kernel of this Python, in an empty folder whose position relative to
-results/reference is that of docs/notebooks. It is written back only if every cell succeeded and none wrote to stderr,
-because a page shows no warnings. The processor and the versions that figures depend on are stored in it.
-tests/test_notebooks.py runs the notebooks too, and compares the outputs.
+The script takes about ten minutes. Each notebook runs in a kernel of this Python, in an empty folder with the same
+position relative to results/reference as docs/notebooks. The notebook is only stored if all cells succeed and no cell
+writes to stderr, because the page must not contain warnings. The processor and the versions on which figures depend are
+stored in the notebook. tests/test_notebooks.py runs the notebooks, too, and compares the outputs.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def notebooks() -> list[Path]:
 
 
 def here() -> dict[str, str]:
-    """Return what the last digits of figures and the pixels of pictures depend on."""
+    """Return the processor and versions on which the last digits of figures and the pixels of pictures depend."""
     return {
         "processor": " ".join(processor()),
         **{name: version(name) for name in FIGURES_COME_FROM},
@@ -58,7 +58,7 @@ def executed(path: Path, folder: Path) -> NotebookNode:
     home.mkdir(parents=True)
     (folder / "results").mkdir()
     (folder / "results" / "reference").symlink_to(REPOSITORY / "results" / "reference")
-    # In the folders that Jupyter searches, python3 may be another Python.
+    # Do not search Jupyter's folders, because the kernel python3 there may belong to another Python.
     kernel = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
     client = NotebookClient(
         page,
@@ -75,7 +75,7 @@ def executed(path: Path, folder: Path) -> NotebookNode:
 
 
 def unwanted(page: NotebookNode) -> Iterator[str]:
-    """Yield what a page must not show: warnings, and paths of this machine."""
+    """Yield a line for each output that a page must not contain: warnings, and paths of this machine."""
     for cell in code_cells(page):
         for output in cell.outputs:
             text = "".join(texts(output).values())
@@ -87,9 +87,10 @@ def unwanted(page: NotebookNode) -> Iterator[str]:
 
 
 def stale(stored: NotebookNode, now: NotebookNode) -> Iterator[str]:
-    """Yield the cells whose stored outputs are not those of the present code.
+    """Yield a line for each cell whose stored outputs differ from those of the present code.
 
-    With the same processor and versions, every digit and pixel is compared; otherwise everything but the numbers.
+    With the same processor and versions, every digit and pixel is compared. Otherwise, everything except numbers is
+    compared.
     """
     is_same_place = stored.metadata.get("made_with") == now.metadata["made_with"]
     counts = [cell.execution_count for cell in code_cells(stored)]

@@ -4,12 +4,13 @@
     python scripts/references.py digits_workers resnet50_bits_small   # only these
     python scripts/references.py --runs-of COMMIT digits_workers      # report again on the runs of COMMIT
 
-All of them take many core-hours. Runs are stored in results/references-COMMIT, so that all of them are of the code that
-is checked out. To continue after an interruption, run the same command again. The stored parts of each report, a
-values.csv (one row for each run; see scripts/research/claims/values.py) and a made_by.txt (commands, commit, versions,
-processor, time) are prepared there too. They are copied to results/reference after all requested references are made.
-README.md there is written by hand and does not change. A working tree that differs from its commit is rejected, because
-then the commit would not identify the code, and so are runs of other code.
+All references together take many core-hours. Runs are stored in results/references-COMMIT, so that all runs belong to
+the code that is checked out. To continue after an interruption, run the same command again. The files of each reference
+are prepared in the same folder: the stored parts of the report, a values.csv (one row for each run; see
+scripts/research/claims/values.py) and a made_by.txt (commands, commit, versions, processor, time). They are copied to
+results/reference after all requested references are made. The README.md there is written by hand and does not change.
+The script rejects a working tree that differs from its commit, because the commit would not identify the code, and runs
+that were trained by other code.
 """
 
 import argparse
@@ -38,12 +39,12 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class NotMadeError(Exception):
-    """A reference could not be made."""
+    """Raised if a reference could not be made."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One sweep or search of a reference: its arguments, and the files of its report to store, with their names."""
+    """One sweep or search of a reference: its arguments, and the files of its report that are stored."""
 
     command: str
     words: list[str]
@@ -78,7 +79,7 @@ def _part(name: str, about: Mapping[str, Any]) -> Part:
 
 
 class Maker:
-    """Make the references of one commit.
+    """Makes the references of one commit.
 
     Attributes:
         commit: The commit whose code trains the runs, or has trained them.
@@ -136,13 +137,13 @@ class Maker:
         return typed
 
     def _written(self, part: Part, file: str) -> Path | None:
-        """Return the path of a file of the report. Another metric than the default has a folder of its own."""
+        """Return the path of a file of the report. Files of a metric other than the default are in a subfolder."""
         report = SweepDir(self.work / part.name).report
         metric = part.report[part.report.index("--metric") + 1] if "--metric" in part.report else ""
         return next((path for path in (report / metric / file, report / file) if path.is_file()), None)
 
     def _cpdrun(self, command: str, words: list[str], of_this_machine: Sequence[str] = ()) -> str:
-        """Run a command, which stops when this script is killed. Return what a user would type for it."""
+        """Run a command, which stops when this script is killed. Return the command as a user would type it."""
         typed = shlex.join(["cpdrun", command, *words])
         print(f"$ {typed}", flush=True)
         argv = [
@@ -209,7 +210,7 @@ def _make_all(maker: Maker, parts: Mapping[str, list[Part]]) -> bool:
 
 
 def put(made: Path, kept: Path) -> None:
-    """Copy a finished reference to the folder that is committed, and delete the files that only the old one has."""
+    """Copy a finished reference to the committed folder, and delete files that the new reference does not have."""
     kept.mkdir(parents=True, exist_ok=True)
     before = _files(kept / MADE_BY)
     now = sorted(path.name for path in made.iterdir())

@@ -3,11 +3,13 @@
     python scripts/wheel.py dist
     python scripts/wheel.py dist --python ~/.pyenv/versions/3.12.1/bin/python
 
-The wheel of cpdrun is pure Python. That of custom_fp runs on other machines: auditwheel lowers its platform tag to the
-oldest manylinux that its symbols allow. Compiled with Python 3.11 it is for 3.11 only, and with a later Python it is
-for all versions from 3.12 on (abi3). pip fetches the build tools into a temporary folder.
+The wheel of cpdrun is pure Python. The wheel of custom_fp contains compiled code. So that it runs on other machines,
+auditwheel changes its platform tag to the oldest manylinux version that its symbols allow. If it is compiled with
+Python 3.11, it supports only 3.11. If it is compiled with a later version, it supports all versions from 3.12 on
+(abi3). pip installs the build tools in a temporary folder.
 
-Prints the paths of the wheels. The exit status is 1 if a wheel could not be built or contains no compiled code.
+The script prints the paths of the wheels. The exit status is 1 if a wheel could not be built or contains no compiled
+code.
 """
 
 import argparse
@@ -35,11 +37,11 @@ def run_module(*arguments: str | Path) -> None:
 
 
 def build(output_dir: Path, python: Path | None) -> list[Path]:
-    """Build the wheels of this checkout and repair the platform tag of custom_fp's.
+    """Build the wheels of this checkout, and correct the platform tag of the wheel of custom_fp.
 
     Args:
         output_dir: The folder in which the wheels are written.
-        python: The Python for which custom_fp is compiled; the running one if None.
+        python: The Python for which custom_fp is compiled. None means the running Python.
 
     Returns:
         The paths of the wheels of custom_fp and cpdrun.
@@ -64,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("output_dir", type=Path, help="folder for the wheels; it is created if necessary")
+    parser.add_argument("output_dir", type=Path, help="folder for the wheels, which is created if necessary")
     parser.add_argument("--python", type=Path, help="build for this Python instead of the running one")
     arguments = parser.parse_args()
     arguments.output_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The commands as a user types them, each in a new folder."""
+"""The commands as users type them, each in a new folder."""
 
 import csv
 import json
@@ -54,6 +54,13 @@ def cpdrun_process(tmp_path):
     return run
 
 
+def imported_packages(log: str) -> set[str]:
+    """Return the packages in the log of a process with PYTHONPROFILEIMPORTTIME=1."""
+    modules = [line.rpartition("|")[2].strip() for line in log.splitlines() if "import time:" in line]
+    assert len(modules) > 20
+    return {name.partition(".")[0] for name in modules}
+
+
 @pytest.mark.parametrize("typed", [(), ("--help",)], ids=["cpdrun", "cpdrun --help"])
 def test_help_fits_a_screen_and_imports_no_torch(cpdrun_process, typed):
     result = cpdrun_process(*typed, PYTHONPROFILEIMPORTTIME="1")
@@ -61,11 +68,7 @@ def test_help_fits_a_screen_and_imports_no_torch(cpdrun_process, typed):
     lines = result.stdout.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS if "--" not in name)
-    imported = [
-        line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line
-    ]
-    assert len(imported) > 20
-    assert not {"torch", "numpy", "hydra", "rich", "pandas"} & {name.partition(".")[0] for name in imported}
+    assert not {"torch", "numpy", "hydra", "rich", "pandas"} & imported_packages(result.stderr)
 
 
 def test_dry_run_lists_the_runs_and_writes_nothing(cpdrun, tmp_path):
@@ -96,42 +99,30 @@ def test_dry_run_names_missing_data_the_small_experiment_and_the_slurm_script(cp
     assert "\n  parameter_groups [{modules:['BatchNorm*'],weight_decay:0.0}]\n" in shown
     for line in ("array=0-6%2", "cpus-per-task=9", "gres=gpu:1", "mem=18G", "time=01:00:00"):
         assert f"#SBATCH --{line}\n" in shown
-    varied = cpdrun(
-        "sweep",
-        "exp=digits_bits",
-        "seed=0",
-        "aps=true",
-        "world_size=4,8",
-        "data=digits,pydoc_text",
-        "--dry-run",
-    )
+    axes = ("seed=0", "aps=true", "world_size=4,8", "data=digits,pydoc_text")
+    varied = cpdrun("sweep", "exp=digits_bits", *axes, "--dry-run")
     assert "recipe: 15 epochs, 4/8 workers of 8 samples\n" in varied.stdout
     assert "  data       Digits or PydocText\n" in varied.stdout
     rows = [line.split() for line in varied.stdout.splitlines()[-28:]]
-    assert [row[3] for row in rows if row[0] == "fp32"] == ["false"] * 4, (
-        "the baselines, in a column of their own"
-    )
+    assert [row[3] for row in rows if row[0] == "fp32"] == ["false"] * 4, "the column of baselines"
     (tmp_path / "data" / "imagenet").mkdir(parents=True)
     assert "missing" not in (there := cpdrun(*words).stdout) and "SBATCH" not in there
 
 
 def test_a_long_table_pages_on_a_terminal(tmp_path):
-    """What comes behind the facts goes through $PAGER, here one that says so."""
+    """The table after the facts goes through $PAGER, which marks its lines here."""
     command = f"stty rows 12 cols 90; {CPDRUN} sweep exp=digits_bits seed=0 --dry-run"
     script = f"import os, pty; os.chdir({str(tmp_path)!r}); pty.spawn(['/bin/sh', '-c', {command!r}])"
     environment = {**os.environ, "PAGER": "sed s/^/PAGED:/", "TERM": "xterm"}
-    for size in ("LINES", "COLUMNS"):  # pytest-xdist sets them, and they outweigh the terminal's own
+    for size in ("LINES", "COLUMNS"):  # pytest-xdist sets them, and they override the terminal
         environment.pop(size, None)
+    command = [sys.executable, "-c", script]
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        timeout=100,
+        command, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=200
     )
     lines = done.stdout.decode().splitlines()
     assert sum(line.startswith("PAGED:") and " new " in line for line in lines) == 13
-    assert any(line.startswith("recipe: 15 epochs") for line in lines), "and the facts do not"
+    assert any(line.startswith("recipe: 15 epochs") for line in lines), "the facts are not paged"
 
 
 def test_dry_run_and_status_do_not_import_modules_named_in_yaml(cpdrun_process, tmp_path):
@@ -180,10 +171,8 @@ def test_sweep_then_report_then_the_same_sweep_again(cpdrun, tmp_path):
     }
     with (sweep.report / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == [
-        *("format", "bits", "aps", "world_size"),
-        *("n", "test_accuracy_mean", "test_accuracy_sd", "diverged", "bits_per_parameter_per_step"),
-    ]
+    columns = "format bits aps world_size n test_accuracy_mean test_accuracy_sd diverged bits_per_parameter_per_step"
+    assert list(rows[0]) == columns.split()
     assert [(row["format"], row["bits"]) for row in rows] == [("fp32", "32"), ("e4m3", "8"), ("e4m3", "8")]
 
     written = {path: path.stat().st_mtime_ns for path in sweep.runs_folder.rglob("*")}
@@ -196,7 +185,7 @@ def test_sweep_then_report_then_the_same_sweep_again(cpdrun, tmp_path):
     assert any(line.startswith("2 new; about ") for line in forecast)
     names = {line.split()[-1] for line in forecast if " done " in line}
     assert names == {run.name for run in runs}
-    assert any(" bytes " in line for line in forecast[-5:]), "what a worker of a done run sent"
+    assert any(" bytes " in line for line in forecast[-5:]), "the bytes that a worker of a done run sent"
 
     status = cpdrun("status")
     assert status.returncode == 0 and "digits_bits: 3 done" in status.stdout
@@ -229,20 +218,12 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
         "        super().__init__()\n"
         "        self.fails, self.linear = fails, nn.Linear(64, num_classes)\n"
         "    def forward(self, x):\n"
-        "        if self.fails and self.training:\n"  # evaluated on one sample, it passes the look before the start
+        "        if self.fails and self.training:\n"  # the check before the start evaluates one sample
         "            raise RuntimeError('the moon is in the wrong phase')\n"
         "        return self.linear(x.flatten(1))\n"
     )
-    result = cpdrun(
-        *(
-            "sweep",
-            "model=custom",
-            "model._target_=mine.Net",
-            "+model.fails=true,false",
-            "epochs=1",
-            "device=cpu",
-        )
-    )
+    own = ("model=custom", "model._target_=mine.Net", "+model.fails=true,false")
+    result = cpdrun("sweep", *own, "epochs=1", "max_steps=2", "device=cpu")
     assert result.returncode == 1
     assert "the moon is in the wrong phase" in result.stdout + result.stderr
     assert "rank0.log" in result.stdout + result.stderr
@@ -251,12 +232,15 @@ def test_a_run_that_crashes_is_shown_and_the_others_finish(cpdrun, tmp_path):
 
 
 def test_sweep_with_an_invalid_record_fails_and_names_it(cpdrun, tmp_path):
-    words = ("sweep", "exp=digits_bits", "format=fp32", "aps=false", "seed=0", "epochs=1", "device=cpu")
+    words = ("sweep", *SMALL, "format=fp32", "aps=false", "max_steps=2")
     assert cpdrun(*words).returncode == 0
     (run,) = SweepDir(tmp_path / "results" / "digits_bits").runs()
     run.done.write_text("{}")
     result = cpdrun(*words)
-    assert result.returncode == 1 and "holds no record; remove it and run again" in result.stderr
+    assert (
+        result.returncode == 1
+        and "does not contain a record. Remove the file and start the run again" in result.stderr
+    )
     run.done.unlink()
     assert cpdrun(*words).returncode == 0
 
@@ -282,35 +266,25 @@ def test_settings_may_follow_options(cpdrun):
         (("frmat=e4m3",), "unknown key 'frmat' (did you mean 'format'?). Nothing was started."),
         (("exp=digit_bits",), "unknown experiment 'digit_bits' (did you mean 'digits_bits'?)"),
         (("format=e9m2",), "format=e9m2"),
-        (("format=banana",), "format=banana"),
         (("world_size=0",), "world_size=0"),
         (("nproc=3",), "nproc=3 does not divide world_size=8"),
         (("data=fashion_mnist", "data.data_dir=/nowhere"), "apt-get install dataset-fashion-mnist"),
         (("results_dir=/dev/null/here",), "/dev/null/here"),
         (("model._target_=no.such.Net",), "no.such.Net"),
         (("exp=broken", "--config-dir", "conf"), "broken.yaml, line 2"),
-        (
-            ("exp=resnet50_bits", "device=auto"),
-            "data.data_dir=PATH. Without it: exp=resnet50_bits_small needs ",
-        ),
+        (("exp=resnet50_bits", "device=auto"), "Without it: exp=resnet50_bits_small needs "),
         (("--config-dir", "nowhere"), "nowhere is not a folder"),
         (("--jobs", "0"), "must be a whole number"),
         (("exp=digits_bits", "sync.error_feedback=no"), "sync.error_feedback=no: must be true or false"),
         (("optim.lr=abc",), "optim.lr=abc: must be a number, such as 0.1"),
         (("launcher.jobs=abc",), "launcher.jobs=abc: must be a whole number"),
         (("sync=gossip_choco", "precision=mxfp8"), "workers that gossip keep float32 weights"),
-        (
-            ("sync=gossip_choco", "compressor=qsgd", "format=e4m3", "aps=false"),
-            "QSGD does not send values in a number format",
-        ),
         (("sync=gossip_choco", "compressor=qsgd", "format=fp32,e4m3", "aps=false"), "format=e4m3: QSGD"),
-        (("sync=gossip_choco", "sync.worker_test_samples=0"), "sync.worker_test_samples=0"),
         (("topology=links", "sync=gossip_choco"), "topology.links must be given: topology.links=VALUE"),
-        (("model=resnet50", "epochs=1"), "ResNet50 does not accept the samples of data Digits"),
         (("+data.size=3",), "unknown key 'data.size'"),
         (("+launcher.colour=red",), "launcher: LocalExecutor: got an unexpected keyword argument 'colour'"),
         (("schedule=step", "schedule.milestones=3"), "schedule.milestones=3: must be a list, such as [3]"),
-        (("digits_bits",), "the experiment of that name is exp=digits_bits"),
+        (("digits_bits",), "To choose the experiment of this name, type exp=digits_bits"),
         (("exp=zzz",), "unknown experiment 'zzz'; there are "),
         (("--exp", "digits_bits"), "unknown option --exp. Settings are typed as key=value: exp=digits_bits"),
         (("--format=e4m3",), "unknown option --format. Settings are typed as key=value: format=e4m3"),
@@ -338,8 +312,7 @@ def test_a_users_experiment_without_config_dir_names_the_option(cpdrun, tmp_path
     (tmp_path / "conf" / "exp" / "mine.yaml").write_text("epochs: 1\n")
     result = cpdrun("sweep", "exp=mine", "--dry-run")
     assert result.returncode == 2
-    told = "error: unknown experiment 'mine': conf/exp/mine.yaml is read with --config-dir conf. Nothing was started.\n"
-    assert result.stderr.endswith(told)
+    assert "conf/exp/mine.yaml is only read with --config-dir conf" in result.stderr
     assert cpdrun("sweep", "exp=mine", "--dry-run", "--config-dir", "conf").returncode == 0
 
 
@@ -384,7 +357,7 @@ def test_dry_run_states_where_a_scripts_metric_is_read(cpdrun, tmp_path):
     assert printed not in said and "val_loss by 'val loss ([0-9.]+)'" in said
 
 
-def test_a_message_that_ends_with_a_question_keeps_its_mark(capsys):
+def test_a_message_that_ends_with_a_question_mark_keeps_it(capsys):
     with pytest.raises(UserError) as caught, before_a_start():
         raise UserError("one thing", "sbatch is not here: is this a node that can submit to Slurm?")
     print_error(caught.value)
@@ -396,56 +369,57 @@ def test_a_message_that_ends_with_a_question_keeps_its_mark(capsys):
 def test_report_without_sweeps_suggests_a_command(cpdrun):
     result = cpdrun("report")
     assert result.returncode == 2
-    assert result.stderr == "error: no sweep in results/ yet; run one first: cpdrun sweep exp=digits_bits\n"
+    assert (
+        result.stderr
+        == "error: there is no sweep in results/ yet. Start one first, such as cpdrun sweep exp=digits_bits\n"
+    )
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("cpdrun rep", ["report"]),
-        ("cpdrun sweep exp=digits_b", ["digits_bits"]),
-        ("cpdrun sweep world", ["world_size="]),
-        ("cpdrun sweep model=resnet_c", ["resnet_cifar"]),
-        ("cpdrun sweep model=resnet_cifar model.dep", ["model.depth="]),
-        ("cpdrun sweep format=fp32,e4m3f", ["fp32,e4m3fn", "fp32,e4m3fnuz"]),
-        ("cpdrun sweep recipe=nvfp4_4", ["nvfp4_4over6"]),
-        ("cpdrun sweep script=tra", ["train.py"]),
-        ("cpdrun search --pl", ["--plan"]),
-        ("cpdrun status m", ["mine"]),
-        ("cpdrun sweep --join m", ["mine"]),
-        ("cpdrun report m", ["mine", "mlp-fp32-w1-s0-0123456789"]),
-        ("cpdrun logs ml", ["mlp-fp32-w1-s0-0123456789"]),
-    ],
-)
-def test_bash_completes_commands_keys_values_and_names(tmp_path, typed, offered):
-    """Register the function of argcomplete in bash, and call it with the line."""
+COMPLETED = {
+    "cpdrun rep": ["report"],
+    "cpdrun sweep exp=digits_b": ["digits_bits"],
+    "cpdrun sweep world": ["world_size="],
+    "cpdrun sweep model=resnet_c": ["resnet_cifar"],
+    "cpdrun sweep model=resnet_cifar model.dep": ["model.depth="],
+    "cpdrun sweep format=fp32,e4m3f": ["fp32,e4m3fn", "fp32,e4m3fnuz"],
+    "cpdrun sweep recipe=nvfp4_4": ["nvfp4_4over6"],
+    "cpdrun sweep script=tra": ["train.py"],
+    "cpdrun search --pl": ["--plan"],
+    "cpdrun status m": ["mine"],
+    "cpdrun sweep --join m": ["mine"],
+    "cpdrun report m": ["mine", "mlp-fp32-w1-s0-0123456789"],
+    "cpdrun logs ml": ["mlp-fp32-w1-s0-0123456789"],
+}
+
+
+def test_bash_completes_commands_keys_values_and_names(tmp_path):
+    """Register the function of argcomplete in bash, and call it with each line."""
     (tmp_path / "train.py").touch()
     (tmp_path / "results" / "mine" / "runs" / "mlp-fp32-w1-s0-0123456789").mkdir(parents=True)
     script = """
         eval "$(register-python-argcomplete cpdrun)"
         COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'
-        COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
-        _python_argcomplete cpdrun
-        printf '%s\\n' "${COMPREPLY[@]}"
+        for line in "$@"; do
+            COMP_LINE=$line COMP_POINT=${#line} COMP_TYPE=9
+            _python_argcomplete cpdrun
+            echo "${COMPREPLY[@]}"
+        done
     """
-    path = f"{CPDRUN.parent}:{os.environ['PATH']}"
-    command = ["bash", "--norc", "-c", script, "bash", typed]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
-    assert [line.strip() for line in done.stdout.splitlines()] == offered, done.stderr
+    env = {**os.environ, "PATH": f"{CPDRUN.parent}:{os.environ['PATH']}"}
+    command = ["bash", "--norc", "-c", script, "bash", *COMPLETED]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    offered = [line.split() for line in done.stdout.splitlines()]
+    assert dict(zip(COMPLETED, offered, strict=True)) == COMPLETED, done.stderr
 
 
 def test_completion_imports_neither_hydra_nor_torch(cpdrun_process, tmp_path):
     """An answer takes less than 0.3 s only without them."""
-    for typed in ("cpdrun sweep exp=", "cpdrun sweep mod", "cpdrun status "):
+    for typed in ("cpdrun sweep exp=", "cpdrun status "):
         environment = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9"}
         answer = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "answer"), "_ARGCOMPLETE": "1"}
         log = cpdrun_process(PYTHONPROFILEIMPORTTIME="1", **answer, **environment).stderr
-        imported = [line.rpartition("|")[2].strip() for line in log.splitlines() if "import time:" in line]
-        assert len(imported) > 20
         heavy = {"torch", "numpy", "hydra", "omegaconf", "rich", "pandas"}
-        assert not heavy & {name.partition(".")[0] for name in imported}, typed
+        assert not heavy & imported_packages(log), typed
 
 
 def test_doctor_lists_the_machine(cpdrun):

@@ -57,7 +57,7 @@ def test_commands_without_runs_work_and_runs_are_refused_in_one_line(platform, t
     assert done.returncode == 0 and "usage: cpdrun" in done.stdout, done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) == 2 and not (tmp_path / "results").exists()
-    assert all(f"runs are started on Linux alone, and this is {platform}" in line for line in lines)
+    assert all(f"runs can only be started on Linux, but this system is {platform}" in line for line in lines)
 
 
 def test_reports_and_the_reference_implementation_work_on_windows(tmp_path):

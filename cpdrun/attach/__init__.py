@@ -4,8 +4,8 @@
     run = cpdrun.attach(model, optimizer)                    in the script itself: log metrics, resume, emulate workers
 
 The package can be called like a function. Without CPDRUN_RUN_DIR in the environment, the call imports nothing, and the
-methods of the returned object do nothing. `intercept/` contains what is done to a script, and `run.py` what a script
-may call.
+methods of the returned object do nothing. The subpackage `intercept` changes the behavior of a script. The module `run`
+contains the methods that a script may call.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    """A module whose call is a call of cpdrun.attach.run.attach."""
+    """A module that can be called. A call is passed on to cpdrun.attach.run.attach."""
 
     def __call__(self, *models_and_optimizers: Any, recipe: Any = None) -> Any:
         from cpdrun.attach.run import attach

@@ -1,4 +1,4 @@
-"""python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS: one rank of a script that another launcher starts."""
+"""Run one rank of a script that another launcher has started: python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS."""
 
 import os
 import sys
@@ -15,8 +15,8 @@ def main() -> int:
     """Run the script, and return its exit code."""
     if not (run_dir := os.environ.get(RUN_DIR)):
         print(
-            f"error: {RUN_DIR} is not set, so this script is not part of a run. Start it by cpdrun sweep script=... "
-            "script.launch_with='accelerate launch'",
+            f"error: {RUN_DIR} is not set, so this script is not part of a run. Start the script with cpdrun sweep "
+            "script=... script.launch_with='accelerate launch'",
             file=sys.stderr,
         )
         return 2

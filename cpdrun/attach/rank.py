@@ -1,8 +1,8 @@
-"""A rank of the run of a user's script: the process that torchrun's engine starts.
+"""One rank of a user's script, in the process that torchrun's engine starts.
 
-It starts the script in a separate process (or another launcher's command, which starts all of the script's ranks),
-writes its log, reads its metrics, tells it to stop, and reports how it ended. Rank 0 writes done.json when every rank
-has ended with exit code 0 and the metric that decides was found.
+This process starts the script in a separate process (or another launcher's command, which starts all of the script's
+ranks). It writes the script's log, reads its metrics, stops it if necessary, and reports how it ended. Rank 0 writes
+done.json if every rank has ended with exit code 0 and the metric that judges the run was found.
 """
 
 import os
@@ -42,20 +42,20 @@ TORCHRUN_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_RANK|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
 )
 ERROR = re.compile(r"(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\berror: .*)")
-LAST_LINES = 50  # an error further from the end was not what ended the script
-OURS = "cpdrun: "  # begins what we print into a script's log
+LAST_LINES = 50  # An error that is more than this many lines before the end did not end the script.
+OURS = "cpdrun: "  # the beginning of the lines that cpdrun prints to a script's log
 STATUS_EVERY_S = 1.0
-ENDED = "cpdrun/ended"  # the prefix of the keys by which ranks tell each other how they ended
+ENDED = "cpdrun/ended"  # the prefix of the keys in the store with which ranks report how they ended
 POLL_S = 0.1
 WELL, STOPPED = "well", "stopped"
 
 
 def run_rank(run_dir: str) -> int:
-    """Run the rank that the environment variable RANK gives.
+    """Run the rank that the environment variable RANK specifies.
 
     Returns:
-        The exit code: 0 for done, 75 for stopped when asked to, 2 if the script cannot be started, or else the
-        script's own. If a signal killed the script, it kills this process, too.
+        The exit code: 0 if the script finished, 75 if it stopped on request, 2 if it cannot be started, otherwise the
+        exit code of the script. If a signal killed the script, this process ends with the same signal.
     """
     run, attempt = RunDir(Path(run_dir).resolve()), Attempt(Path(os.environ[ATTEMPT_DIR]).resolve())
     rank = int(os.environ.get("RANK", "0"))
@@ -71,14 +71,17 @@ def run_rank(run_dir: str) -> int:
 
 
 class _FailureReason:
-    """The line of a script's output that best explains its failure: one of ours, the last error, or the last line."""
+    """Finds the line of a script's output that best explains its failure.
+
+    This is an error line of cpdrun if there is one. Otherwise, it is the last error, or else the last line.
+    """
 
     def __init__(self) -> None:
         self._error = self._last_line = self._not_finite = ""
-        self._lines_since = 0  # lines since the error
+        self._lines_since = 0  # the number of lines since the error
 
     def read(self, line: str) -> None:
-        """Take the next line."""
+        """Process the next line of the output."""
         error = ERROR.match(line)
         is_theirs = not line.startswith("error: ")
         if error is not None and not (is_theirs and self._error.startswith("error: ")):
@@ -90,9 +93,9 @@ class _FailureReason:
             self._lines_since += 1
 
     def message(self, name: str, code: int) -> str:
-        """Return the error message of a script that ended with this exit code."""
+        """Return the error message for a script that ended with this exit code."""
         reason = (self._lines_since <= LAST_LINES and self._error) or self._last_line
-        if reason.startswith("error: "):  # ours, which needs no addition
+        if reason.startswith("error: "):  # This is cpdrun's own message, which is complete.
             return reason
         cause = f"; {self._not_finite}" if self._not_finite else ""
         return f"error: {name} ended with exit code {code}{f': {reason}' if reason else ''}{cause}"
@@ -108,7 +111,7 @@ class _Rank:
         self.tally, self.patterns, self.failure = Tally(), Patterns(self.script), _FailureReason()
         self.reads_output = reads_output(self.script)
         self.status_written = self.stop_sent = 0.0
-        self.resumes = False  # from a checkpoint of an earlier attempt
+        self.resumes = False  # whether the script resumes from a checkpoint of an earlier attempt
         self.files: list[GrowingFile] = []
 
     def execute(self) -> int:
@@ -124,7 +127,7 @@ class _Rank:
                 self.run.append_row(row)
         if process.left_behind:
             left = mask_text(", ".join(map(self._description, process.left_behind)))
-            print(f"cpdrun: {self.name} has ended and left processes running: {left}", flush=True)
+            print(f"cpdrun: {self.name} has ended, but left processes running: {left}", flush=True)
             with suppress(OSError), self.attempt.left_running.open("a", encoding="utf-8") as file:
                 file.write(f"{left}\n")
         assert process.exit_code is not None
@@ -138,13 +141,16 @@ class _Rank:
         return OK
 
     def _description(self, process: Process) -> str:
-        """Name a process that the script left behind. A fork of the script has our command line, not the script's."""
+        """Return the name of a process that the script left running.
+
+        A fork of the script is named by the script, because its command line is that of cpdrun.
+        """
         if process.command == this_process().command:
             return f"{process.pid} (a fork of {self.name})"
         return str(process)
 
     def _begin(self) -> None:
-        """Without a checkpoint to resume from, the script starts again: remove what an earlier attempt logged."""
+        """Remove the metrics of earlier attempts if there is no checkpoint, because the script then starts again."""
         self.resumes = self.run.saved_at() > 0
         if not self.resumes:
             written = [file.path for file in growing_files(self.config, self.run)]
@@ -199,19 +205,19 @@ class _Rank:
                 write_json(self.run.status, progress.as_json())
 
     def _stop(self, process: ScriptProcess) -> None:
-        """Send SIGTERM, and SIGKILL after the grace period. A script that calls run.should_stop() ends by itself."""
-        if self.attempt.asks.exists():
+        """Send SIGTERM, and SIGKILL after the grace period. A script that calls run.should_stop() gets no signal."""
+        if self.attempt.polls_stop.exists():
             return
         if not self.stop_sent:
             self.stop_sent = time.monotonic()
-            print(f"cpdrun: asked to stop; {self.name} gets SIGTERM", flush=True)
+            print(f"cpdrun: the run should stop, so {self.name} gets SIGTERM", flush=True)
             process.signal(signal.SIGTERM)
         elif time.monotonic() - self.stop_sent > self.script["grace_s"]:
             process.signal(signal.SIGKILL)
 
     def _exit_code(self, code: int) -> int:
         """Return the exit code of this rank, and print why a script failed."""
-        if self.stop_sent or (self.attempt.told.exists() and code in (OK, os.EX_TEMPFAIL)):
+        if self.stop_sent or (self.attempt.stop_delivered.exists() and code in (OK, os.EX_TEMPFAIL)):
             return os.EX_TEMPFAIL
         if code == OK:
             return OK
@@ -244,10 +250,10 @@ class _Rank:
 
 
 def _all_ended(well: bool, patience_s: float) -> bool:
-    """Wait until every rank that torchrun started has ended, and return whether all of them ended well.
+    """Wait until every rank that torchrun started has ended, and return whether all of them finished.
 
-    A rank that stopped when asked to did not end well. A rank that fails ends all others, this one too, as torchrun
-    does. Waiting is no sign of life: if a rank hangs while this one waits, this one is ended after its patience.
+    A rank that stopped on request did not finish. If a rank fails, torchrun ends all other ranks, including this one.
+    Waiting does not count as progress: if another rank hangs, the watchdog ends this rank after `patience_s`.
     """
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if ranks == 1:

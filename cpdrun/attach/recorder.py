@@ -1,11 +1,11 @@
-"""Record a script's metrics in its run, and tell the script when to stop.
+"""Recording of a script's metrics in its run, and requests to the script to stop.
 
     recorder = Recorder.from_environment()      # None if the script is not part of a run
     recorder.log({"epoch": 3, "val_loss": 0.41})
-    if recorder.should_stop():                  # preempted: save into recorder.checkpoint_dir and end
+    if recorder.should_stop():                  # The run is preempted: save in recorder.checkpoint_dir and end.
         ...
 
-Each call of `log` on rank 0 writes a row of metrics.jsonl. Every rank may call everything.
+Each call of `log` on rank 0 writes a row of metrics.jsonl. Every rank may call all methods.
 """
 
 import os
@@ -21,7 +21,7 @@ from cpdrun.train.ranks import heartbeat
 
 
 class Recorder:
-    """The record of a run, for one rank of its script."""
+    """Records the metrics of one rank of a script, and requests the script to stop."""
 
     def __init__(self, run_dir: Path, *, rank: int = 0, attempt_dir: Path | None = None) -> None:
         self.run, self.rank = RunDir(Path(run_dir)), rank
@@ -31,7 +31,7 @@ class Recorder:
 
     @classmethod
     def from_environment(cls) -> "Recorder | None":
-        """Return the recorder of the run and the rank that environment variables give, or None outside of a run."""
+        """Return a recorder for the run and the rank in the environment variables, or None outside of a run."""
         if not (run_dir := os.environ.get(RUN_DIR)):
             return None
         attempt_dir = os.environ.get(ATTEMPT_DIR)
@@ -40,10 +40,10 @@ class Recorder:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """An existing folder for the script's checkpoints.
+        """The folder for the script's checkpoints, which is created if necessary.
 
-        It belongs to this run alone, outlives preemptions and failures, and is emptied when the run starts again
-        (--rerun).
+        Only this run uses the folder. It is kept when the run is preempted or fails, and is emptied when the run starts
+        from the beginning again (--rerun).
         """
         folder = self.run.checkpoint.parent
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,8 +53,9 @@ class Recorder:
         """Record metrics.
 
         Args:
-            values: Numbers or tensors of one element, by name. `epoch` and `step` among them say how far the script
-                is. NaN and infinities are recorded: a run whose metric is not finite has diverged.
+            values: Numbers or tensors of one element, by name. The names `epoch` and `step` are reserved for the
+                progress of the script. NaN and infinities are recorded, too. A run whose metric is not finite has
+                diverged.
 
         Raises:
             UserError: A value is not a number.
@@ -70,23 +71,23 @@ class Recorder:
             self.run.append_row(LoggedRow(**places, metrics=numbers))
 
     def should_stop(self) -> bool:
-        """Return whether the script should save and end, because the run was cancelled or its machine is needed.
+        """Return whether the script should save and end, because the run was canceled or its machine is needed.
 
-        If the script then ends with exit code 0 or 75, it counts as preempted and is started again later. All ranks
-        get the same answer: if torch.distributed has several, all of them must call this at the same step. A script
-        that never calls this gets SIGTERM instead.
+        If the script then ends with exit code 0 or 75, the run counts as preempted and is started again later. All
+        ranks get the same answer. If torch.distributed has several ranks, all of them must call this method at the same
+        step. A script that never calls this method receives SIGTERM instead.
         """
         heartbeat.beat()
         if not self._has_asked and self.attempt is not None:
             self._has_asked = True
-            self.attempt.asks.touch()
+            self.attempt.polls_stop.touch()
         stop = self._agree(self.run.preempt.exists())
         if stop and self.attempt is not None:
-            self.attempt.told.touch()
+            self.attempt.stop_delivered.touch()
         return stop
 
     def _agree(self, mine: bool) -> bool:
-        """Return whether the answer of some rank is true. The ranks use gloo, which never waits for a GPU."""
+        """Return whether `mine` is true on any rank. The ranks communicate with gloo, which never waits for a GPU."""
         import torch
         import torch.distributed as dist
 
@@ -102,7 +103,7 @@ class Recorder:
 def _number(name: str, value: Any) -> int | float:
     """Return the value as an int or a float. Integers stay integers."""
     try:
-        if hasattr(value, "item"):  # a tensor or array of one element
+        if hasattr(value, "item"):  # The value is a tensor or an array of one element.
             value = value.item()
         if isinstance(value, int | float):
             return int(value) if isinstance(value, bool) else value

@@ -1,9 +1,11 @@
-"""The object that cpdrun.attach returns: what a script may call. Outside of a run of cpdrun, its methods do nothing.
+"""The object that cpdrun.attach returns, with the methods that a script may call.
+
+Outside of a run of cpdrun, the methods do nothing.
 
     run = cpdrun.attach(model, optimizer)
     run.log(epoch=1, val_loss=0.3)
 
-and, in a script that emulates several workers in one process, or that saves and stops by itself:
+A script that emulates several workers in one process, or that saves and stops when the run is preempted, also contains:
 
     for w in run.workers:
         with run.worker(w):
@@ -23,52 +25,53 @@ from cpdrun.errors import UserError
 
 
 class Run(Protocol):
-    """The run of a script, or its stand-in outside of a run."""
+    """The interface of the object that cpdrun.attach returns, inside and outside of a run."""
 
     @property
     def workers(self) -> range:
-        """The workers that this process emulates, numbered from 0. Outside of a run, this is one, the rank."""
+        """The indices, from 0, of the workers that this process emulates. Outside of a run, only the rank itself."""
 
     @property
     def checkpoint_dir(self) -> Path | None:
-        """A folder for the script's checkpoints, the same when the run is resumed. None outside of a run."""
+        """The folder for the script's checkpoints. It is the same when the run is resumed. None outside of a run."""
 
     def log(self, **values: float) -> None:
-        """Record a row of metrics by name, with epoch=1 or step=100 among them."""
+        """Record a row of metrics by name. Pass the progress of the script, too, such as epoch=1 or step=100."""
 
     def worker(self, w: int, *, divided: bool = False) -> AbstractContextManager[None]:
-        """Return the context of the forward and backward pass of worker w, on the mean loss of its own samples.
+        """Return the context of the forward and backward pass of worker w, on the mean loss of the worker's samples.
 
-        After the last of `workers`, each parameter's `.grad` is the mean over all N workers, exchanged as the run says.
-        Clip and step after that.
+        After the last of `workers`, each parameter's `.grad` is the mean over all N workers, exchanged in the run's
+        format. Clip gradients and call the optimizer's step after that.
 
         Args:
             w: One of `workers`.
             divided: Whether the script divides its losses by the number of its micro-batches, as in gradient
-                accumulation and with Accelerate. `.grad` is then their sum.
+                accumulation and with Accelerate. The gradients of this process's workers are then only added.
         """
 
     def should_stop(self) -> bool:
-        """Return whether the script should save and end. All ranks must call this, and get the same answer."""
+        """Return whether the script should save and end. All ranks must call this method. They get the same answer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the run keeps between steps, to be saved with the model and the optimizer.
+        """Return the state of the run between steps, to be saved with the model and the optimizer. Collective.
 
-        This contains residuals of error feedback, the step that stochastic rounding and rules depend on, and magnitudes
-        of delayed scaling. torch.save saves it, and torch.load loads it with weights_only=True. It is empty if there is
-        nothing, and outside of a run. All ranks must call this together; save what rank 0 gets.
+        The state contains the residuals of error feedback, the step number, on which stochastic rounding and rules
+        depend, and the magnitudes of delayed scaling. It can be saved with torch.save and loaded with
+        torch.load(weights_only=True). Save the state that rank 0 gets. The state is empty if nothing must be saved, and
+        outside of a run.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load on every rank what rank 0 saved, before the next step.
+        """Load the state that rank 0 saved. Call this on every rank, before the next step.
 
-        The weights are then those of a script that was not stopped. An empty state is accepted, too. Outside of a run,
-        the state is ignored.
+        The resumed script then computes the same weights as a script that was not stopped. An empty state is accepted,
+        too. Outside of a run, the state is ignored.
         """
 
 
 class Outside:
-    """A run without cpdrun: nothing happens."""
+    """The object that is returned outside of a run. Its methods do nothing."""
 
     checkpoint_dir = None
 
@@ -94,7 +97,7 @@ class Outside:
 
 
 class Inside:
-    """A run of cpdrun: the recorder takes metrics and questions, and the interceptor everything else."""
+    """The object that is returned inside a run. It passes calls on to the recorder and the interceptor."""
 
     def __init__(self, interceptor: Any, recorder: Any) -> None:
         self._interceptor, self._recorder = interceptor, recorder
@@ -127,9 +130,10 @@ def attach(*models_and_optimizers: Any, recipe: Any = None) -> Run:
     """Return the run of this script, and intercept models and optimizers that were created before this call.
 
     Args:
-        *models_and_optimizers: Any number of them, in any order. Those that the script creates later need not be named.
-        recipe: A recipe for the given models, as custom_fp.apply_recipe takes it. It is applied outside of a run, too.
-            If the run has a recipe or precision rules, these are applied instead. With a recipe, call this before a
+        *models_and_optimizers: Models and optimizers that were created before this call, in any order. Those that the
+            script creates later need not be passed.
+        recipe: A recipe for the given models, as in custom_fp.apply_recipe. It is applied outside of a run, too. If the
+            run has a recipe or precision rules, these are applied instead. With a recipe, call this function before a
             model is wrapped or compiled.
 
     Raises:
@@ -137,7 +141,9 @@ def attach(*models_and_optimizers: Any, recipe: Any = None) -> Run:
     """
     models = [given for given in models_and_optimizers if _is_model(given)] if recipe is not None else []
     if recipe is not None and not models:
-        raise UserError(f"cpdrun.attach(recipe={recipe!r}) needs the model: cpdrun.attach(model, recipe=...)")
+        raise UserError(
+            f"cpdrun.attach(recipe={recipe!r}) needs a model. Call cpdrun.attach(model, recipe=...) instead"
+        )
     if RUN_DIR not in os.environ:
         for model in models:
             _apply(model, recipe)

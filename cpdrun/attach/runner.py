@@ -1,4 +1,4 @@
-"""Run a user's script in this process: intercept it, execute it, and record what was intercepted.
+"""Execution of a user's script in this process, with interception and a record of what was intercepted.
 
 `python -m cpdrun.attach [-m MODULE | SCRIPT.py] ARGS` does the same in a process that another launcher started. `check`
 checks, before launch, whether scripts can be controlled.
@@ -33,8 +33,8 @@ from cpdrun.train.ranks import heartbeat
 from cpdrun.train.ranks.torch_settings import configure_torch
 from cpdrun.train.state.provenance import write_environment
 
-MOST_NAMED = 8  # parameters or layers in a line
-EXIT_FUNCTIONS = (  # what Python calls when a process ends
+MOST_NAMED = 8  # the largest number of parameters or layers that are named in a line
+EXIT_FUNCTIONS = (  # the functions with which Python ends a process
     (threading, "_shutdown"),
     (atexit, "_run_exitfuncs"),
     (multiprocessing.util, "_exit_function"),
@@ -42,7 +42,7 @@ EXIT_FUNCTIONS = (  # what Python calls when a process ends
 
 
 def check(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Check, before launch, whether the scripts of these configs can be controlled. No line of them is executed.
+    """Check, before launch, whether the scripts of these configs can be controlled. The scripts are not executed.
 
     Returns:
         The problems and notes, under the keys of `cpdrun.train.preflight.check.check`.
@@ -56,9 +56,9 @@ def check(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def main(run_dir: Path, config: dict[str, Any]) -> int:
-    """Run the script in a process that was forked for it, call its exit handlers, and return its exit code."""
-    atexit._clear()  # of the process that it was forked from
-    os.environ["PYTHONUNBUFFERED"] = "1"  # for what the script starts itself
+    """Run the script in a process that was forked for it, call the exit handlers, and return the exit code."""
+    atexit._clear()  # Remove the exit handlers of the parent process.
+    os.environ["PYTHONUNBUFFERED"] = "1"  # This also affects the processes that the script starts.
     streams: Any = (sys.stdout, sys.stderr)
     for stream in streams:
         stream.reconfigure(line_buffering=True)
@@ -72,13 +72,14 @@ def main(run_dir: Path, config: dict[str, Any]) -> int:
 def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None = None) -> int:
     """Run the script of `config` in this process.
 
-    Its first line sees the working directory, sys.path, sys.argv and __name__ of `python SCRIPT ARGS`, random numbers
-    seeded from the run's seed, and `config["threads"]` threads.
+    The working directory, sys.path, sys.argv and __name__ are the same as with `python SCRIPT ARGS`. Before the
+    script's first line, random numbers are seeded from the run's seed, and the number of threads is set to
+    `config["threads"]`.
 
     Args:
         run_dir: The folder of the run.
         config: The run's config.
-        arguments: The script's arguments, in place of those in the config.
+        arguments: The script's arguments, by default those in the config.
 
     Returns:
         The exit code that python would return, or 2 if the script cannot be controlled or nothing was intercepted.
@@ -91,11 +92,13 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     typed = script["path"] if Path(script["path"]).exists() else str(file)
     sys.argv = [str(file) if module else typed, *argv]
     sys.path[0] = str(Path.cwd()) if module else str(file.parent)
-    if module:  # packages are found from where the command was typed
+    if module:  # Like python -m, find packages in the folder in which the command was typed.
         sys.path.insert(1, script["typed_in_dir"])
     _seed(config["seed"])
     configure_torch(config)
-    if folder := os.environ.get(ATTEMPT_DIR):  # every step of every optimizer is a sign of life
+    if folder := os.environ.get(
+        ATTEMPT_DIR
+    ):  # Every step of an optimizer counts as progress for the watchdog.
         heartbeat.start(Attempt(Path(folder)).pulse)
         register_optimizer_step_post_hook(lambda *_: heartbeat.beat())
     try:
@@ -107,7 +110,7 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     watch()
     run = RunDir(run_dir)
     before = (read_object(run.env) or {}).get("attached")
-    # Records of earlier versions lack the facts of an attempt that was killed; its checkpoint shows that it trained.
+    # In records of earlier versions, the facts of a killed attempt are missing, but a checkpoint shows that it trained.
     has_trained = _was_attached(interceptor, before) or (before is None and run.saved_at() > 0)
     is_first_rank = int(os.environ.get("RANK", "0")) == 0
     if is_first_rank:
@@ -118,7 +121,9 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     facts = before if nothing_was_left and before else interceptor.facts()
     if code == OK:
         if nothing_was_left:
-            print("cpdrun: nothing was left to train: an earlier attempt had taken the last step")
+            print(
+                "cpdrun: there was nothing left to train, because an earlier attempt has taken the last step"
+            )
         _print_facts(facts)
     if is_first_rank:
         with suppress(OSError):
@@ -140,10 +145,10 @@ def _was_attached(interceptor: Interceptor, facts: Any) -> bool:
 
 
 def _record_early(interceptor: Interceptor, run: RunDir) -> None:
-    """Write to env.json what is attached, after the first step and whenever a later step reaches more parameters.
+    """Write what was intercepted to env.json after the first step, and after each step that exchanges more parameters.
 
     A script may be killed between its last checkpoint and its end. Its next attempt then takes no step, and only this
-    record shows what the steps before were attached to.
+    record shows what was intercepted in the earlier steps.
     """
     recorded = -1
 
@@ -169,18 +174,20 @@ def _execute(file: Path, module: str | None, interceptor: Interceptor) -> int:
     except BaseException as error:
         code = _exit_code(error, file)
         if code != OK:
-            print_nonfinite(interceptor)  # now, because the traceback keeps the script's models alive
+            print_nonfinite(
+                interceptor
+            )  # This must happen now, while the traceback keeps the script's models alive.
         return code
     return OK
 
 
 def print_nonfinite(interceptor: Interceptor) -> None:
-    """Print, for a script that has failed, if its weights are not finite, and what to do about it.
+    """Print a line with advice if the weights of a failed script are not finite.
 
-    Many scripts notice such weights only by a later error.
+    Many scripts do not detect such weights, but fail later with another error.
     """
     weights = [p.detach() for p in interceptor.script.parameters()]
-    with suppress(RuntimeError):  # a GPU may be unusable by now
+    with suppress(RuntimeError):  # After an error, a GPU may be unusable.
         if count := count_nonfinite(weights):
             total = sum(p.numel() for p in weights)
             line = f"{NOT_FINITE} ({count} of {total}){interceptor.settings.overflow_advice}"
@@ -188,7 +195,7 @@ def print_nonfinite(interceptor: Interceptor) -> None:
 
 
 def _print_place(error: UserError, file: Path) -> None:
-    """Print the line of the script that called what is refused. Frames of torch and of cpdrun would add nothing."""
+    """Print the line of the script that caused an error of cpdrun, without the frames of torch and cpdrun."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     if frames:
         print(f"cpdrun: at {file.name}, line {frames[-1].lineno}: {frames[-1].line}", file=sys.stderr)
@@ -207,7 +214,7 @@ def _exit_code(error: BaseException, file: Path) -> int:
 
 
 def _traceback_of_script(error: BaseException, file: Path) -> Any:
-    """Return the traceback from the script's first frame on."""
+    """Return the part of the traceback that begins with the script's first frame."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(file):
         frame = frame.tb_next
@@ -215,12 +222,13 @@ def _traceback_of_script(error: BaseException, file: Path) -> Any:
 
 
 def _check_ranks(config: dict[str, Any]) -> None:
-    """Raise UserError if another launcher has started another number of ranks than nproc."""
+    """Raise UserError if another launcher has started a number of ranks that differs from nproc."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks != config["nproc"]:
         raise UserError(
-            f"script.launch_with started {ranks} rank{'s' if ranks != 1 else ''}, and nproc={config['nproc']}: let it "
-            "start {nproc} (accelerate launch --multi_gpu --num_processes {nproc}; torchrun --nproc-per-node {nproc})"
+            f"script.launch_with started {ranks} rank{'s' if ranks != 1 else ''}, but nproc={config['nproc']}. Use "
+            "{nproc} in script.launch_with, such as accelerate launch --multi_gpu --num_processes {nproc} or torchrun "
+            "--nproc-per-node {nproc}"
         )
 
 
@@ -234,7 +242,7 @@ def _seed(seed: int) -> None:
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
-    """Print what was intercepted and what was left alone. env.json has all names."""
+    """Print what was intercepted and what was not changed. Long lists are shortened. env.json has all names."""
     gradients, products = facts["gradients"], facts["products"]
     reached = f", {gradients['parameters']} parameters, world_size={gradients['workers']}"
     print(

@@ -1,7 +1,7 @@
-"""The process of a user's script, as seen by the process that watches it, and the log of what the script prints.
+"""The process of a user's script, as its parent process sees it, and the log of the script's output.
 
-The script has a process of its own. Whatever it does (os._exit, a crash in C++, a kill by the kernel), its last lines
-are in the log, and what it printed is read to the end.
+The script runs in a separate process. Therefore, its whole output is read and logged, however the process ends, for
+example by os._exit, by a crash in C++, or by a kill from the kernel.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ from cpdrun.script_metrics.lines import Lines
 
 READ_BYTES = 1 << 16
 POLL_S = 0.25
-MAX_LOG_BYTES = 64 << 20  # a longer log keeps its first and its last END_BYTES
+MAX_LOG_BYTES = 64 << 20  # If a log becomes longer, only END_BYTES at its beginning and at its end are kept.
 END_BYTES = 1 << 20
 
 
 class BoundedLog:
-    """A file that is appended to, and whose middle is dropped when it becomes too long.
+    """A log file of bounded size. If it becomes too long, its middle is removed.
 
     Other processes may append to the file, too.
 
     Args:
         path: The file.
-        most_bytes: The size at which the middle is dropped.
-        end_bytes: The size of the beginning and of the end that are kept.
+        most_bytes: The size at which the middle is removed.
+        end_bytes: The number of bytes that are kept at the beginning, and the number that are kept at the end.
     """
 
     def __init__(self, path: Path, most_bytes: int = MAX_LOG_BYTES, end_bytes: int = END_BYTES) -> None:
@@ -69,7 +69,8 @@ class ScriptProcess:
 
     Attributes:
         exit_code: The exit code, or -n if signal n ended the script. None while it runs.
-        left_behind: Processes that the script started, that left its process group, and that outlive it.
+        left_behind: Processes that the script started and that still run after the script has ended, because they are
+            in another process group.
     """
 
     def __init__(self, pid: int, pipe: int) -> None:
@@ -80,7 +81,7 @@ class ScriptProcess:
 
     @classmethod
     def fork(cls, body: Callable[[], int]) -> "ScriptProcess":
-        """Call `body` in a fork of this process, which has imported torch. Its result is the exit code."""
+        """Call `body` in a fork of this process, which has imported torch. The result of `body` is the exit code."""
         reader, writer = os.pipe()
         adopt_orphans()
         sys.stdout.flush()
@@ -110,13 +111,13 @@ class ScriptProcess:
             )
         finally:
             os.close(writer)
-        process.returncode = 0  # because `_end` waits for it
+        process.returncode = 0  # `_end` waits for this process, so subprocess must not.
         return cls(process.pid, reader)
 
     def lines(self, log: BoundedLog, poll: Callable[[], None]) -> Iterator[str]:
-        """Yield what the script prints, line by line, and write it to `log`.
+        """Yield the lines that the script prints, and write them to `log`.
 
-        The iteration ends with the script, even if a process that the script left behind still has its output open.
+        The iteration ends when the script ends, even if a process that the script left running has its output open.
 
         Args:
             log: The log of the script.
@@ -148,37 +149,38 @@ class ScriptProcess:
         yield from lines.last()
 
     def _read(self) -> bytes | None:
-        """Return b"" at the end of the output, or None if there is nothing at the moment."""
+        """Return the next bytes of the output, b"" at its end, or None if no output is available at the moment."""
         try:
             return os.read(self.pipe, READ_BYTES)
         except BlockingIOError:
             return None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the script and all that it started."""
+        """Send a signal to all processes in the script's process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def _reap_orphans(self) -> None:
-        """Collect the processes that the script's children left to this process, and that have ended."""
+        """Wait for ended processes that the script's children have left to this process."""
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if ended.si_pid == self.pid:  # `_end` waits for it
+                if ended.si_pid == self.pid:  # `_end` waits for the script itself.
                     return
                 os.waitpid(ended.si_pid, 0)
 
     def _end(self) -> None:
-        self.signal(signal.SIGKILL)  # the rest of its process group
+        self.signal(signal.SIGKILL)  # End the remaining processes in the script's process group.
         _, status = os.waitpid(self.pid, 0)
         self.exit_code = os.waitstatus_to_exitcode(status)
-        not_left_behind = (self.pid, os.getpgrp(), None)  # just killed, our own, or gone
+        # These process groups do not count: the script's, which was just killed, this process's own, and ended ones.
+        not_left_behind = (self.pid, os.getpgrp(), None)
         self.left_behind = [
             process for process in descendants(os.getpid()) if _group_of(process.pid) not in not_left_behind
         ]
 
 
 def _group_of(pid: int) -> int | None:
-    """Return the process group, or None if the process is gone."""
+    """Return the process group of a process, or None if the process has ended."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:
@@ -186,10 +188,10 @@ def _group_of(pid: int) -> int | None:
 
 
 def _close_inherited_files() -> None:
-    """Close what this process inherited: the lock of the run, the connection to its agent, the pipes of its engine.
+    """Close the files that this process inherited: the run's lock, the connection to the agent, the engine's pipes.
 
-    As long as a process holds one of them, its run counts as running, and a script may leave a process behind that
-    never ends. Devices stay open: libraries may use them already.
+    A run counts as running as long as some process has one of these files open, and a script may leave a process
+    running that never ends. Devices remain open, because libraries may already use them.
     """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (numbers, not paths)
         with contextlib.suppress(OSError):

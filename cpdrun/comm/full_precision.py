@@ -1,7 +1,7 @@
-"""The layers and epochs whose gradients are exchanged in fp32.
+"""Hybrid precision: the gradients of chosen layers and epochs are exchanged in fp32.
 
-This is the hybrid precision of Han, Demmel and You (arXiv:1911.08907). The paper keeps the last layer in fp32. Here,
-the layers are selected with patterns.
+See Han, Demmel and You (arXiv:1911.08907). The paper keeps the last layer in fp32. Here, glob patterns select the
+layers.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class FullPrecision:
         names: The names of all parameters.
         layers: Glob patterns of the parameters that stay in fp32.
         first_epochs: The number of epochs at the beginning of a run in which all parameters stay in fp32.
-        last_epochs: The same at the end of a run.
+        last_epochs: The number of epochs at the end of a run in which all parameters stay in fp32.
         epochs: The number of epochs of the run.
 
     Raises:
@@ -36,10 +36,13 @@ class FullPrecision:
             if not any(fnmatchcase(name, pattern) for name in self.names):
                 some = ", ".join(self.names[:4])
                 raise ValueError(
-                    f"full_precision.layers: {pattern!r} matches no parameter; the first ones are {some}"
+                    f"full_precision.layers: {pattern!r} matches no parameter. The first parameters are {some}"
                 )
         if self.last_epochs and self.epochs is None:
-            raise ValueError("full_precision.last_epochs needs the number of epochs")
+            raise ValueError(
+                "full_precision.last_epochs needs a run whose number of epochs is known. Set epochs, or leave "
+                "full_precision.last_epochs out"
+            )
 
     @cached_property
     def always(self) -> frozenset[str]:

@@ -1,24 +1,26 @@
 """Model parallelism: layers that M workers share, with communication in a number format.
 
-Workers exchange data in two ways. Both give the same bits in one process that emulates all workers and between ranks.
+Workers exchange data in two ways. Both compute the same bits in one process that emulates all workers as between ranks.
 
-    gather   Every worker's part is encoded separately and sent to all others. All workers, including the owner, use the
-             decoded values, so all continue with the same values. Each worker sends (M-1) parts.
-    sum      The parts are encoded, decoded, added in float32 in worker order and encoded once more, as in
-             `sums/requantized_sum.py` with requantise=once. Each worker sends 2 (M-1)/M of a part on average.
+    gather   Each worker encodes its part of a tensor and sends it to all others. All workers, including the owner, use
+             the decoded values, so all continue with the same values. Each worker sends (M-1) times the bytes of its
+             part.
+    sum      Each worker has a tensor of the same shape. The tensors are encoded, decoded, added in float32 in worker
+             order and encoded once more, as in `sums/requantized_sum.py` with requantise=once. Each worker sends 2
+             (M-1)/M times the bytes of its tensor on average.
 
 A single worker sends and rounds nothing. A codebook without a block size has one scale for each worker's part.
 
 The split of fully connected layers follows Dettmers, "8-Bit Approximations for Parallelism in Deep Learning"
 (arXiv:1511.04561), and Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv:1404.5997).
-All workers see the same samples, and each has a part of the weights:
+All workers process the same samples, and each has a part of the weights:
 
     split     worker m has         forward                               backward
     columns   outputs O_m          y = gather(x W_m^T + b_m)             dx = sum(dy_m W_m)
     rows      inputs I_m           y = sum(x_m W_m^T) + b                dx = gather(dy W_m)
 
-Activations y and errors dx have separate formats. dW_m is computed where W_m is stored and is not sent. dx is exchanged
-only if it is needed (not for the samples).
+Activations y and errors dx have separate formats. dW_m is computed where W_m is stored and is not sent. dx is not
+exchanged if x does not require a gradient, as in the first layer.
 
 `GatherBatch` and `ReplicatedWeight` connect layers that are split by samples with layers that are split by weights (see
 `models/parallel/parallel_convnet.py`).
@@ -50,12 +52,12 @@ class ModelWorkers:
 
     Attributes:
         sent_bytes: The bytes that this rank sent to others since the last `reset`.
-        real_worker_bytes: The bytes that each of M machines would send: the largest number in a gather, the average in
-            a sum.
+        real_worker_bytes: The bytes that a worker on its own machine would send. A gather counts the worker that sends
+            the most, and a sum counts the average over workers.
     """
 
     def __init__(self, workers: Workers) -> None:
-        self.workers, self.mine = workers, workers.mine
+        self.workers, self.local = workers, workers.local
         self.reset()
 
     @property
@@ -68,7 +70,7 @@ class ModelWorkers:
         self.sent_bytes = self.real_worker_bytes = 0
 
     def slices(self, size: int) -> list[slice]:
-        """Return the part of a dimension that each worker has. The sizes differ by at most one."""
+        """Return the slice of a dimension of this size that each worker owns. The lengths differ by at most one."""
         ends = [size * m // self.number for m in range(self.number + 1)]
         return [slice(start, stop) for start, stop in pairwise(ends)]
 
@@ -76,7 +78,7 @@ class ModelWorkers:
         """Concatenate the parts of all workers. Collective.
 
         Args:
-            parts: For each worker of this rank, its slice (B, n_m), float32. With dim=0, a slice of rows (n_m, F).
+            parts: For each worker of this rank, its slice of the tensor, float32: (B, n_m), or (n_m, F) with dim=0.
             size: The size of the whole dimension.
             fmt: The format of the exchange.
             dim: The dimension that is split.
@@ -95,7 +97,7 @@ class ModelWorkers:
             return torch.cat([custom_fp.quantize(part, fmt) for part in parts], dim=dim)
         ranks = self.workers.ranks
         own = torch.cat([custom_fp.pack(part, fmt) for part in parts])
-        sizes = [sum(packed[m] for m in self.workers.played_by(r)) for r in range(ranks)]
+        sizes = [sum(packed[m] for m in self.workers.emulated_by(r)) for r in range(ranks)]
         received = Communicator(self.workers.group).swap([own] * ranks, sizes, Tag.PARTS)
         self.sent_bytes += (ranks - 1) * own.numel()
         payloads = torch.cat(received).split(packed)
@@ -103,7 +105,7 @@ class ModelWorkers:
         return torch.cat(decoded, dim=dim)
 
     def sum(self, parts: Sequence[Tensor], fmt: NumberFormat) -> Tensor:
-        """Add one tensor of each worker. Collective.
+        """Return the sum of one tensor per worker. Collective.
 
         Args:
             parts: For each worker of this rank, a float32 tensor. All have the same shape.
@@ -130,11 +132,11 @@ SPLITS = ("columns", "rows")
 
 
 class ParallelLinear(nn.Module):
-    """torch.nn.Linear over several workers.
+    """A version of torch.nn.Linear whose weights are divided among several workers.
 
-    The parameters are weight_<m> of this rank's workers, and bias_<m> (split into columns) or bias (split into rows).
-    The initial weights are those of torch.nn.Linear, generated as a whole and then split, so they do not depend on the
-    assignment of workers to ranks. With one worker, nothing is exchanged or rounded.
+    The parameters are weight_<m> for each worker m of this rank, and bias_<m> (split into columns) or bias (split into
+    rows). The initial weights are generated as in torch.nn.Linear for the whole layer and then split, so they do not
+    depend on the assignment of workers to ranks. With one worker, nothing is exchanged or rounded.
 
     Raises:
         ValueError: The split or a format is unknown.
@@ -158,7 +160,7 @@ class ParallelLinear(nn.Module):
         self.activations, self.errors = parse(activations), parse(errors)
         whole = nn.Linear(in_features, out_features)
         self.slices = workers.slices(out_features if split == "columns" else in_features)
-        for m in workers.mine:
+        for m in workers.local:
             part = self.slices[m]
             weight = whole.weight[part] if split == "columns" else whole.weight[:, part]
             self.register_parameter(f"weight_{m}", nn.Parameter(weight.detach().clone()))
@@ -169,9 +171,9 @@ class ParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_BxI = x.reshape(-1, self.in_features)
-        weights = [getattr(self, f"weight_{m}") for m in self.workers.mine]
+        weights = [getattr(self, f"weight_{m}") for m in self.workers.local]
         if self.split == "columns":
-            biases = [getattr(self, f"bias_{m}") for m in self.workers.mine]
+            biases = [getattr(self, f"bias_{m}") for m in self.workers.local]
             y_BxO = _Columns.apply(self, x_BxI, *weights, *biases)
         else:
             y_BxO = _Rows.apply(self, x_BxI, *weights) + self.bias
@@ -197,7 +199,7 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_BxO: Tensor):
         layer, (x_BxI, *weights) = ctx.layer, ctx.saved_tensors
-        of_worker = [grad_BxO[:, layer.slices[m]] for m in layer.workers.mine]
+        of_worker = [grad_BxO[:, layer.slices[m]] for m in layer.workers.local]
         grad_x = None
         if ctx.needs_input_grad[1]:
             grad_x = layer.workers.sum([g @ w for g, w in zip(of_worker, weights, strict=True)], layer.errors)
@@ -209,7 +211,7 @@ class _Rows(torch.autograd.Function):
     def forward(ctx: Any, layer: ParallelLinear, x_BxI: Tensor, *weights: Tensor) -> Tensor:
         ctx.layer = layer
         ctx.save_for_backward(x_BxI, *weights)
-        slices = [layer.slices[m] for m in layer.workers.mine]
+        slices = [layer.slices[m] for m in layer.workers.local]
         parts = [F.linear(x_BxI[:, part], w) for part, w in zip(slices, weights, strict=True)]
         return layer.workers.sum(parts, layer.activations)
 
@@ -219,12 +221,15 @@ class _Rows(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[1]:
             grad_x = layer.workers.gather([grad_BxO @ w for w in weights], layer.in_features, layer.errors)
-        slices = [layer.slices[m] for m in layer.workers.mine]
+        slices = [layer.slices[m] for m in layer.workers.local]
         return None, grad_x, *(grad_BxO.t() @ x_BxI[:, part] for part in slices)
 
 
 class ReplicatedWeight(torch.autograd.Function):
-    """Copies of a weight for each of this rank's workers. Their gradients are added over all workers in a format."""
+    """Copy a weight for each of this rank's workers.
+
+    The backward pass sums the gradients of all workers' copies in a number format.
+    """
 
     @staticmethod
     def forward(ctx: Any, workers: ModelWorkers, fmt: NumberFormat, mine: int, weight: Tensor):
@@ -237,16 +242,17 @@ class ReplicatedWeight(torch.autograd.Function):
 
 
 class GatherBatch(torch.autograd.Function):
-    """Each worker's features (B_m, F) are gathered to the whole batch (B, F). Each part is encoded separately.
+    """Gather the features (B_m, F) of all workers to the whole batch (B, F).
 
-    The gradient is already equal on all workers, and each worker takes its own rows.
+    Each worker's part is encoded separately. In the backward pass, the gradient of the whole batch is already equal on
+    all workers, so each worker uses the rows of its own samples, and nothing is exchanged.
     """
 
     @staticmethod
     def forward(
         ctx: Any, workers: ModelWorkers, fmt: NumberFormat, samples: int, *features: Tensor
     ) -> Tensor:
-        ctx.rows = [workers.slices(samples)[m] for m in workers.mine]
+        ctx.rows = [workers.slices(samples)[m] for m in workers.local]
         return workers.gather(features, samples, fmt, dim=0)
 
     @staticmethod

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Workers:
-    """The share of the workers that one rank emulates.
+    """The workers that one rank emulates.
 
     Attributes:
         world_size: The number of workers.
@@ -38,7 +38,7 @@ class Workers:
             raise ValueError(f"there must be at least 1 worker, not {self.world_size}")
         if self.world_size % self.ranks:
             raise ValueError(
-                f"nproc={self.ranks} does not divide world_size={self.world_size}: each process plays the same "
+                f"nproc={self.ranks} does not divide world_size={self.world_size}: each process must emulate the same "
                 "number of workers"
             )
 
@@ -46,8 +46,8 @@ class Workers:
     def of_group(cls, world_size: int, group: "dist.ProcessGroup | Workers | None" = None) -> "Workers":
         """Return the assignment to the ranks of a process group.
 
-        If torch.distributed is not initialized, this process emulates all workers. If `group` is already a `Workers`,
-        it is returned. A process uses this to emulate workers alone although it belongs to a process group.
+        If torch.distributed is not initialized, this process emulates all workers. If `group` is a `Workers` object, it
+        is returned unchanged. A process that belongs to a process group can thus emulate all workers alone.
         """
         if isinstance(group, Workers):
             return group
@@ -57,9 +57,9 @@ class Workers:
 
     @classmethod
     def from_environment(cls, world_size: int) -> "Workers":
-        """Return the assignment given by RANK and WORLD_SIZE as torchrun sets them.
+        """Return the assignment according to the environment variables RANK and WORLD_SIZE, which torchrun sets.
 
-        If they are not set, one process emulates all workers.
+        If the variables are not set, one process emulates all workers.
         """
         return cls(world_size, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
@@ -69,12 +69,12 @@ class Workers:
         return self.world_size // self.ranks
 
     @property
-    def mine(self) -> range:
-        """The workers of this rank."""
-        return self.played_by(self.rank)
+    def local(self) -> range:
+        """The indices of the workers that this rank emulates."""
+        return self.emulated_by(self.rank)
 
-    def played_by(self, rank: int) -> range:
-        """Return the workers of a rank."""
+    def emulated_by(self, rank: int) -> range:
+        """Return the indices of the workers that a rank emulates."""
         return range(rank * self.share, (rank + 1) * self.share)
 
     def owner(self, worker: int) -> int:
@@ -92,10 +92,12 @@ class Workers:
             ValueError: The number of layers or of workers is wrong.
         """
         if len(stacks) != layers:
-            raise ValueError(f"{len(stacks)} gradients for {layers} parameters")
+            raise ValueError(f"there are {layers} parameters, but {len(stacks)} gradients were passed")
         for stack in stacks:
             if len(stack) != self.share:
-                raise ValueError(f"{len(stack)} workers on a rank that plays {self.share}")
+                raise ValueError(
+                    f"this rank emulates {self.share} workers, but gradients of {len(stack)} workers were passed"
+                )
         return [stack.detach().reshape(self.share, -1) for stack in stacks]
 
     def total(self, count: int, device: torch.device) -> int:
@@ -103,22 +105,22 @@ class Workers:
         return int(self.sum_of_disjoint(torch.tensor(count, dtype=torch.int64, device=device)))
 
     def sum_of_disjoint(self, table: Tensor) -> Tensor:
-        """Add tables over the ranks in place.
+        """Sum a table over the ranks in place, and return it. Collective.
 
-        Each entry is set by one rank and zero elsewhere, so the sum is exact in any order. Collective.
+        Each entry must be set by one rank and be zero on all others, so that the sum is exact in any order.
         """
         if self.ranks > 1:
             dist.all_reduce(table, group=self.group)
         return table
 
     def gather(self, mine: dict[Any, Any]) -> dict[Any, Any]:
-        """Gather one dictionary per rank on rank 0. Collective.
+        """Merge one dictionary per rank on rank 0. Collective.
 
         Args:
-            mine: The values of this rank. No two ranks have the same key.
+            mine: The dictionary of this rank. No key may occur on two ranks.
 
         Returns:
-            All values on rank 0, an empty dictionary on the other ranks.
+            The merged dictionary on rank 0, and an empty dictionary on the other ranks.
         """
         if self.ranks == 1:
             return mine

@@ -145,7 +145,8 @@ def _launch(
     from cpdrun.search.loop import search
 
     directory, output = results.question.directory, arguments.output
-    configs = [cell[0].config for cell in results.cells.values()]
+    least = {"min_coverage": results.question.settings.min_coverage}
+    configs = [cell[0].config | least for cell in results.cells.values()]
     before = cancelled_before(directory, arguments)
     if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED, []

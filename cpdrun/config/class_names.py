@@ -7,7 +7,7 @@ name when a class moves.
 from collections.abc import Mapping
 from typing import Any
 
-# The first name of each class that has moved, keyed by its present name.
+# The original name of each class that was moved to another module, keyed by its present name.
 FIRST_NAME = {
     "cpdrun.comm.compressors.min_max.MinMax": "cpdrun.comm.compress.MinMax",
     "cpdrun.comm.compressors.qsgd.QSGD": "cpdrun.comm.qsgd.QSGD",
@@ -88,8 +88,8 @@ PRESENT_NAME = {first: now for now, first in FIRST_NAME.items()} | FORMER_NAME
 FIRST_NAME |= {former: FIRST_NAME[now] for former, now in FORMER_NAME.items()}
 
 CLASSIFICATION = "cpdrun.tasks.classification.Classification"
-# The task of each class of data in versions without the section `task`. Other classes of data had CLASSIFICATION. If a
-# run still has this task, the task is not in its hash.
+# The task of each class of data, in versions without the section `task`. For all other classes of data, the task was
+# CLASSIFICATION. If a run's task equals this one, the task is not included in the run's hash.
 FIRST_TASK = {
     "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.tasks.top5.Top5",
     "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.tasks.segmentation.Segmentation",

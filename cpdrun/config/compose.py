@@ -1,7 +1,7 @@
 """Compose configs from conf/ with Hydra, and resolve their interpolations.
 
-Hydra composes the choices of groups. Single values are then set on plain dicts, because a composition takes 30 ms. Each
-combination of choices is composed once and copied for every run that has it.
+Hydra composes the choices of groups. Because a composition takes 30 ms, single values are then set on plain dicts. Each
+combination of choices is composed once and copied for every run with these choices.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ NO_GROUPS = ("hydra",)  # folders with Hydra's own settings
 NONE_CHOSEN = "None"  # the choice null, for groups that allow it
 RECIPE = "recipe"
 MAY_BE_NONE = (RECIPE,)
-MOST_LISTED = 12  # choices in a message about an unknown one
+MOST_LISTED = 12  # the largest number of choices that a message about an unknown choice lists
 LIST = "list"  # GROUP=list lists the choices of a group
 MOST_REFERENCES = 8  # a longer chain of references is a cycle, which OmegaConf reports
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -59,14 +59,15 @@ def installed() -> tuple[str, ...]:
             import_module(package)
         except ImportError as error:
             raise ConfigError(
-                f"entry point {package}: {error}; reinstall or remove the package it is of"
+                f"the package {package} of an entry point cannot be imported: {error}. Reinstall or remove the "
+                "distribution that it belongs to"
             ) from None
     return found
 
 
 @dataclass
 class _Cache:
-    """A cache of what was read and composed from some folders of yaml files.
+    """A cache of the files that were read, and of the configs that were composed, from some folders of yaml files.
 
     Attributes:
         files: The files as Hydra reads them, keyed by path.
@@ -90,7 +91,7 @@ class Composer:
     """Composes configs from conf/ and from a folder of the user's own.
 
     A yaml file in the user's folder is another choice of its group, or replaces the file of the same name in conf/. Use
-    the composer as a context manager, because it holds Hydra's global state while it is open.
+    the composer as a context manager, because it uses Hydra's global state while it is open.
 
     Args:
         config_dir: The user's folder, if any.
@@ -105,8 +106,8 @@ class Composer:
         for root in (ROOT, SCRIPT_ROOT, BASE):
             if config_dir is not None and (config_dir / f"{root}.yaml").exists():
                 raise ConfigError(
-                    f"--config-dir {config_dir}: {root}.yaml would hide every default of cpdrun's; put what differs "
-                    f"in a file of your own, {config_dir / EXPERIMENT / 'NAME.yaml'}, and type {EXPERIMENT}=NAME"
+                    f"--config-dir {config_dir}: {root}.yaml would replace all defaults of cpdrun. Put your settings "
+                    f"into {config_dir / EXPERIMENT / 'NAME.yaml'} instead, and type {EXPERIMENT}=NAME"
                 )
         self._user_dir = config_dir
         self.root = ROOT
@@ -124,7 +125,9 @@ class Composer:
         if self._user_dir is not None:  # hydra.searchpath would append it
             search_path.prepend("user", f"file://{self._user_dir.resolve()}")
         for package in installed():
-            search_path.append("installed", f"pkg://{package}", anchor="main")  # Hydra wants its own last
+            search_path.append(
+                "installed", f"pkg://{package}", anchor="main"
+            )  # inserted before Hydra's own path, which must be last
         loader.repository.initialize_sources(search_path)
         _read_each_file_once(loader.repository, self._cache.files)
         return self
@@ -137,7 +140,7 @@ class Composer:
         self.root = root
 
     def groups(self) -> dict[str, list[str]]:
-        """Return the choices of each group, including the user's own. Runs of a script have fewer groups."""
+        """Return the choices of each group, including the user's own. There are fewer groups for runs of scripts."""
         if self.root not in self._cache.groups:
             found = {name: set(self.loader.get_group_options(name)) for name in self.loader.list_groups("")}
             names = [name for name in sorted(found) if name not in NO_GROUPS]
@@ -150,8 +153,8 @@ class Composer:
     def compose(self, choices: Mapping[str, str]) -> dict[str, Any]:
         """Return a new config with the given choices of groups. Its interpolations are not resolved.
 
-        An experiment may set keys of its own choice of a group, such as `partition: {skew: 0.5}`. They are left out if
-        another choice is given that does not have them.
+        An experiment may set keys of the choice that it makes for a group, such as `partition: {skew: 0.5}`. If another
+        choice of the group is given and has no such keys, these settings are left out.
 
         Raises:
             ConfigError: A choice is unknown, or a yaml file cannot be read.
@@ -160,7 +163,7 @@ class Composer:
 
     @property
     def is_ours(self) -> bool:
-        """Whether all files are those of conf/, without a folder of the user's own."""
+        """Whether only the files in conf/ are used, without a user's folder and without installed packages."""
         return self._user_dir is None
 
     def kind(self, group: str, choices: Mapping[str, str]) -> Any:
@@ -218,7 +221,7 @@ class Composer:
                 continue
             if section.keys() <= self.file(group, choice).keys():
                 continue
-            its_own = self.compose({group: choice})[group] or {}  # includes its defaults list
+            its_own = self.compose({group: choice})[group] or {}  # includes the settings of its defaults list
             unknown = [key for key in section if key not in its_own]
             if not unknown:
                 continue
@@ -233,12 +236,12 @@ class Composer:
         return left_out
 
     def choice(self, group: str, choices: Mapping[str, str]) -> str | None:
-        """Return the choice of a group, as typed or else as the experiment sets it; None if there is none."""
+        """Return the choice of a group: the typed one, or else that of the experiment. None if there is no choice."""
         chosen = choices.get(group) or self._choices_of(choices.get(EXPERIMENT)).get(group)
         return None if chosen == NONE_CHOSEN else chosen
 
     def _choices_of(self, experiment: str | None) -> dict[str, str]:
-        """Return the choice of each group if only the experiment, already composed, is typed."""
+        """Return the choice of each group if only the experiment is typed."""
         key = self.root, experiment
         if key not in self._cache.usual:
             typed = [] if experiment is None else [f"{EXPERIMENT}@_global_={experiment}"]
@@ -258,10 +261,12 @@ class Composer:
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"
             raise ConfigError(f"{where}: {error.problem or error.context}") from None
         except AttributeError:  # `hydra: null` removes settings that Hydra reads
-            raise ConfigError("hydra: these are Hydra's own settings; leave them out of your yaml") from None
+            raise ConfigError(
+                "hydra: this section contains Hydra's own settings. Remove it from your yaml file"
+            ) from None
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"{_not_utf8(self._user_dir)} is not UTF-8: {error.reason}; save it so"
+                f"{_not_utf8(self._user_dir)} is not encoded in UTF-8 ({error.reason}). Save the file in UTF-8"
             ) from None
         except (
             HydraException,
@@ -271,7 +276,8 @@ class Composer:
             OSError,
             RecursionError,
         ) as error:
-            silent = "a value holds ${ and is no interpolation: write ${key}"  # OmegaConf has no message
+            # OmegaConf's own exception has no message in this case.
+            silent = "a value contains ${, but is no valid interpolation. Write interpolations as ${key}"
             raise ConfigError(" ".join(str(error).split()) or silent) from None
         return _laid_out(_plain(config))
 
@@ -281,14 +287,17 @@ def _plain(config: Any, *, resolve: bool = False) -> Any:
 
 
 def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with all groups, and with the ingredients of a recipe in the section `ingredients`.
+    """Return the config with a key for every group, and with the section `ingredients`.
 
-    The rules of a recipe refer to this section. The ingredients of an experiment override those of the recipe.
+    This section contains the ingredients of the recipe, to which the recipe's rules refer. The ingredients of an
+    experiment override those of the recipe.
     """
     config = dict.fromkeys(MAY_BE_NONE) | config
     recipe, ingredients = config[RECIPE], config.get(INGREDIENTS) or {}
     if not isinstance(ingredients, dict):
-        raise ConfigError(f"{INGREDIENTS}={ingredients}: must map names to values, such as {{format: nvfp4}}")
+        raise ConfigError(
+            f"{INGREDIENTS}={ingredients}: must be a mapping of names to values, such as {{format: nvfp4}}"
+        )
     if isinstance(recipe, dict) and isinstance(own := recipe.get(INGREDIENTS), dict):
         del recipe[INGREDIENTS]
         config[INGREDIENTS] = own | ingredients
@@ -305,14 +314,16 @@ def _check_choices(
             kind = "experiment" if group == EXPERIMENT else f"choice of {group}"
             here = Path("conf", group, f"{choice}.yaml")  # the layout of `cpdrun init`
             if user_dir is None and here.is_file():
-                raise ConfigError(f"unknown {kind} {str(choice)!r}: {here} is read with --config-dir conf")
+                raise ConfigError(
+                    f"unknown {kind} {str(choice)!r}: {here} is only read with --config-dir conf"
+                )
             if choice == LIST:
                 raise ConfigError(f"the choices of {group} are: {', '.join(groups[group])}")
             raise ConfigError(f"unknown {kind} {str(choice)!r}{_near(str(choice), group, groups[group])}")
 
 
 def _near(choice: str, group: str, known: list[str]) -> str:
-    """Return the end of the message about an unknown choice: similar choices, or all if there are few."""
+    """Return the end of the message about an unknown choice, which lists similar choices, or all if there are few."""
     if near := did_you_mean(choice, known):
         return near
     if len(known) <= MOST_LISTED:
@@ -326,7 +337,10 @@ def _override(group: str, choice: str) -> str:
 
 
 def _read_each_file_once(repository: Any, found: dict[str, Any]) -> None:
-    """Make Hydra read each file once, into the dict `found`. Reading takes a third of its time."""
+    """Make Hydra read each file only once, and store its content in the dict `found`.
+
+    Otherwise, reading files takes a third of Hydra's time.
+    """
     load = repository.load_config
 
     def load_config(config_path: str) -> Any:
@@ -358,7 +372,7 @@ def _check_bounds(folder: Path) -> None:
             read_yaml(path)
         except OutOfBoundsError as error:
             raise ConfigError(f"{path} {error}") from None
-        except (OSError, ValueError):  # `compose` reports it if the file is used
+        except (OSError, ValueError):  # `compose` reports this problem if the file is used.
             continue
 
 
@@ -380,7 +394,7 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         return _resolved(config, config)
-    except _ComplexInterpolationError:  # OmegaConf resolves these as well, but it takes 10 ms per run
+    except _ComplexInterpolationError:  # OmegaConf resolves all interpolations, but takes 10 ms per run.
         pass
     try:
         return _plain(OmegaConf.create(config), resolve=True)
@@ -389,7 +403,7 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class _ComplexInterpolationError(Exception):
-    """An interpolation is more than the name of a key."""
+    """Raised for an interpolation that is not just the name of a key."""
 
 
 def _resolved(node: Any, config: dict[str, Any], depth: int = 0) -> Any:

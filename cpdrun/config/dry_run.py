@@ -81,9 +81,9 @@ class SweepRun:
 
     Attributes:
         name: The name of the run.
-        state: Its state; null if its record cannot be read.
-        to_run: Whether the command trains it.
-        problem: What is wrong with its record; null if nothing is.
+        state: The state of the run. Null if its record cannot be read.
+        to_run: Whether the command trains the run.
+        problem: The problem of the run's record. Null if there is none.
         overrides: The command-line overrides that produce the run.
         status: How a run that is done ended: finished, diverged, or did not learn. Null for other runs.
         metrics: The metrics of a run that is done. Empty for other runs.
@@ -110,7 +110,7 @@ class SweepDescription:
         seconds: The expected seconds to train them. None if no run has ended.
         missing: The data folders that do not exist.
         scripts: The scripts that the launcher would write, keyed by path.
-        problem: Why the launcher would refuse the runs, if it would.
+        problem: The reason if the launcher would refuse the runs, otherwise None.
         runs: The runs of the sweep.
     """
 
@@ -236,7 +236,7 @@ def _unchecked_line(sweep: Plan) -> Iterator[str]:
 def _scripts(
     sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> tuple[dict[Path, str], str | None]:
-    """Return the scripts that the launcher would write, and why it would refuse the runs, if so."""
+    """Return the scripts that the launcher would write, and the reason if it would refuse the runs."""
     if not to_run:
         return {}, None
     launcher = to_run[0].config["launcher"]
@@ -290,7 +290,9 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     )
 
 
-SMALLER = "_small"  # the suffix of an experiment that compares the same formats at a smaller size
+SMALLER = (
+    "_small"  # the suffix of an experiment that compares the same formats with a smaller model or dataset
+)
 NEEDS_NOTHING = "exp=digits_bits"
 WRITTEN_BY_US = ("cache_dir",)  # cpdrun creates these folders itself
 

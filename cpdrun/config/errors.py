@@ -1,4 +1,4 @@
-"""The error that is raised if a configuration, or a key of one, is wrong."""
+"""The error that is raised if a configuration or one of its keys is wrong."""
 
 from custom_fp.suggestions import did_you_mean
 
@@ -8,4 +8,4 @@ __all__ = ["ConfigError", "did_you_mean"]
 
 
 class ConfigError(UserError):
-    """A configuration is wrong. The message is one line without a traceback."""
+    """Raised for a wrong configuration. The message is shown as one line without a traceback."""

@@ -1,7 +1,7 @@
 """The name of a run: a short description and a hash of its config. The same run has the same name everywhere.
 
-The hash leaves out what cannot change the result: paths, the launcher, and names for people. For a script, the hash
-includes the script's code but not the settings for reading its metrics.
+The hash does not include settings that cannot change the result: paths, the launcher, and names that are only
+displayed. For a script, the hash includes the script's code, but not the settings for reading its metrics.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from cpdrun.config.overrides import INGREDIENTS, flatten
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
-# Sections that other sections include if they use them, as in `sync: {topology: ${topology}}`. The hash covers them as
-# parts of these other sections.
+# Sections that are included by the sections that use them, as in `sync: {topology: ${topology}}`. The hash covers them
+# only as parts of the including sections.
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
 NOT_IDENTITY = (
     "exp",
@@ -43,8 +43,8 @@ NOT_IDENTITY_OF_SCRIPTS = (
     *(f"script.{key}" for key in ("grace_s", *METRIC_SETTINGS)),
 )
 READ_BY_PRODUCTS = ("input", "weight", "output_gradient")
-# If a key has the value given here, it is left out of the identity. So the hashes of earlier runs stay the same when a
-# new version of cpdrun adds the key.
+# A key with the value given here is not included in the hash. When a new version of cpdrun adds such a key, the hashes
+# of earlier runs therefore stay the same.
 UNUSED: dict[str, Any] = {
     "parameter_groups": [],
     "max_steps": None,
@@ -104,7 +104,7 @@ def hash_in(name: str) -> str:
 
 
 def _sync_slug(config: Mapping[str, Any]) -> list[str]:
-    """Return the parts of a slug that say how workers synchronize. For a plain all-reduce, the list is empty."""
+    """Return the parts of a slug that describe the synchronization. For a plain all-reduce, the list is empty."""
     sync = config.get("sync")
     if not isinstance(sync, Mapping) or not isinstance(sync.get("_target_"), str):
         return []
@@ -131,12 +131,12 @@ def _slug(text: str) -> str:
 def identity_hash(config: Mapping[str, Any]) -> str:
     """Return the first ten hexadecimal digits of the SHA-256 digest of the config's identity."""
     unused = [] if config["aps"] else ["scaling"]
-    # If there is a section `precision`, it contains the recipe's rules. So the recipe's name and its
-    # ingredients are left out.
+    # If there is a section `precision`, it contains the recipe's rules. The hash then needs neither the recipe's name
+    # nor its ingredients.
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
     data = config.get("data")
-    # The key `task` of other configs may be text, such as `task: mnli`.
+    # In the config of a script, the key `task` may be a text, such as `task: mnli`.
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:
         of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)
         unused += ["task"] if config["task"] == {"_target_": of_data} else []
@@ -150,7 +150,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     }
     if _has_blocks_along_sums(config.get("precision")):
         identity["precision.blocks"] = (
-            "along sums"  # An earlier version cut blocks in memory order, so its runs have other results.
+            "along sums"  # In an earlier version, blocks followed the memory order, so its results were different.
         )
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -185,7 +185,7 @@ def _is_unused(key: str, value: Any) -> bool:
 
 
 def belongs_to_identity(key: str) -> bool:
-    """Return whether the value of a dotted key can change a run's result. Paths and launch settings cannot."""
+    """Return whether the value of a dotted key can change the result of a run, unlike paths and launch settings."""
     return _belongs(key, NOT_IDENTITY)
 
 
@@ -195,7 +195,9 @@ def _belongs(key: str, left_out: Collection[str]) -> bool:
 
 
 def format_facts(name: str) -> dict[str, Any]:
-    """Return what a record stores about a number format, so that readers need not import the user's own formats.
+    """Return the properties of a number format that a record stores.
+
+    Readers of the record then do not need to import the user's own formats.
 
     Args:
         name: The name of the format. The module of a user's own format is imported.

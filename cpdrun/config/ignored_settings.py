@@ -1,7 +1,7 @@
 """Find settings that have no effect on any run of a sweep.
 
-Before anything starts, the user gets a line about each setting that was typed or set by an axis, a case, or the
-experiment's file, but has no effect.
+A setting may be typed, or set by an axis, a case, or the experiment's file. If it has no effect, a line is printed
+before anything starts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ FP32 = "fp32"
 
 @dataclass(frozen=True)
 class EffectRule:
-    """A rule that decides which runs some keys, or all keys of a group, affect.
+    """A rule that determines which runs are affected by some keys, or by all keys of a group.
 
-    `why` is the reason for the user if they affect none. Its `{kinds}` becomes the class names of `section` in the
-    runs.
+    `why` is the explanation for the user if the keys affect no run. In this text, `{kinds}` is replaced by the class
+    names of `section` in the runs.
     """
 
     keys: tuple[str, ...]
@@ -29,7 +29,7 @@ class EffectRule:
     section: str = "sync"
 
     def covers(self, key: str) -> bool:
-        """Return True if the rule is about the given key or group."""
+        """Return True if the rule applies to the given key or group."""
         return any(key == own or key.startswith(f"{own}.") for own in self.keys)
 
     def line(self, given: Sequence[str], configs: Iterable[Config]) -> str:
@@ -40,14 +40,14 @@ class EffectRule:
 
 
 def _taken_in(group: str, section: str) -> Callable[[Config], bool]:
-    """Return a function that checks if a section uses a group. Example: `sync: {topology: ${topology}}`."""
+    """Return a function that checks whether a section includes a group, as in `sync: {topology: ${topology}}`."""
     return lambda config: config[group] in config[section].values()
 
 
 def _rounds(*keys: str) -> Callable[[Config], bool]:
-    """Return a function that checks if any of these keys of `precision` rounds.
+    """Return a function that checks whether any of these keys of `precision` rounds values.
 
-    It also returns True if `precision` has none of the keys, or has rules for some layers.
+    The function also returns True if `precision` has none of the keys, or has rules for some layers.
     """
 
     def rounds(config: Config) -> bool:

@@ -1,7 +1,8 @@
 """The JSON Schema (draft 2020-12) of an experiment's yaml file, for editors that complete and check while you type.
 
 The types come from the model in `schema`, the defaults from conf/, the descriptions from the comments in conf/, and the
-choices of a group from its files. The schema accepts more than `cpdrun sweep --dry-run`, which makes all checks.
+choices of a group from its files. The schema accepts some files that `cpdrun sweep --dry-run`, which makes all checks,
+rejects.
 """
 
 import re
@@ -97,7 +98,7 @@ def _value(default: Any, path: tuple[str, ...], comments: Comments) -> Schema:
 
 
 def _typed(kind: Any, path: tuple[str, ...], comments: Comments) -> Schema:
-    """Return the schema of a key whose type is in the model. Null stands for a value that is filled in later."""
+    """Return the schema of a key whose type is in the model. Null is allowed for values that cpdrun fills in later."""
     return {
         "description": comments.get(path, ""),
         "anyOf": [json_schema_of(kind), REFERENCE, {"type": "null"}],
@@ -116,7 +117,7 @@ def _types_like(default: Any) -> list[str]:
 
 
 def _comments(name: str) -> dict[tuple[str, ...], str]:
-    """Return the comment next to each key in conf/NAME.yaml, with the lines below that continue it."""
+    """Return the comment next to each key in conf/NAME.yaml, including the following lines of the comment."""
     found: dict[tuple[str, ...], str] = {}
     path: list[tuple[int, str]] = []
     for line in (files(CONF_MODULE) / f"{name}.yaml").read_text(encoding="utf-8").splitlines():

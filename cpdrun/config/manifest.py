@@ -35,7 +35,7 @@ LEDGER = "ledger"
 def read_ledger(directory: SweepDir) -> Ledger:
     """Return the ledger of the hypotheses that were tested in a sweep's folder.
 
-    It is empty if the manifest has no hypotheses or cannot be read.
+    The ledger is empty if the manifest has no hypotheses or cannot be read.
     """
     return _ledger(read_search(directory))
 
@@ -65,20 +65,20 @@ def _ledger(block: Mapping[str, Any]) -> Ledger:
 def write_manifest(sweep: Plan, search: Mapping[str, Any] | None = None) -> None:
     """Write sweep.yaml with the overrides, axes, and runs of a sweep.
 
-    Runs that another command has created in the folder stay listed. So do the settings of the last search, which a
-    report uses, except those that this sweep was given. If the file already lists all runs, only these settings are
+    Runs that another command has created in the folder remain in the list. The settings of the last search, which a
+    report uses, are also kept, unless this sweep sets them. If the file already lists all runs, only these settings are
     updated.
 
     Args:
         sweep: The planned sweep.
-        search: The settings of the search that starts these runs, if any. They replace those of the last search.
+        search: The settings of the search that starts these runs, if any. They replace the settings of the last search.
 
     Raises:
         OSError: The folder cannot be written.
         ConfigError: cpdrun did not write the existing sweep.yaml.
     """
     sweep.directory.path.mkdir(parents=True, exist_ok=True)
-    with locked(sweep.directory.lock):  # simultaneous commands must keep each other's runs
+    with locked(sweep.directory.lock):  # Another command may add runs at the same time.
         _add_to_manifest(sweep, search)
 
 
@@ -99,10 +99,10 @@ def _asking(manifest: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str,
 
 
 def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what earlier searches in the same folder left to a search's settings.
+    """Add the results of earlier searches in the same folder to the settings of a search.
 
-    This is the ledger of tested hypotheses, and the seeds on which tuned values were chosen, which must not be in
-    pairs.
+    These are the ledger of tested hypotheses, and the seeds with which tuned values were chosen. Such seeds must not be
+    used in pairs.
     """
     if not isinstance(before, Mapping):
         return dict(search)
@@ -119,9 +119,9 @@ def _with_earlier(before: Any, search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_own_settings(asked: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Update the settings of the last search with the sweep's own.
+    """Update the settings of the last search with those that this sweep sets.
 
-    The baseline of a search is kept, because its cells and their shares of the error probability depend on it.
+    The baseline of the search is kept, because its cells and their shares of the error probability depend on it.
     """
     is_of_search = "baseline" in asked
     return {**asked, **{key: v for key, v in given.items() if key != "baseline_values" or not is_of_search}}
@@ -132,7 +132,7 @@ def _seeds(value: object) -> list[int]:
 
 
 def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
-    """Implement `write_manifest`. The caller holds the sweep's lock."""
+    """Implement `write_manifest`. The caller must have locked the sweep."""
     names = [run.name for run in sweep.runs]
     before = listed(sweep.directory)
     there = read_manifest(sweep.directory) if before else {}

@@ -122,17 +122,17 @@ def parse(texts: Sequence[str], config_loader: Any) -> list[Typed]:
     experiments = config_loader.get_group_options("exp")
     for text in texts:
         if not text.isprintable():
-            raise ConfigError(f"cannot read {text!r}: it holds what no terminal shows")
+            raise ConfigError(f"cannot read {text!r}: it contains characters that a terminal cannot show")
         if text in experiments:
-            raise ConfigError(f"cannot read {text!r}; the experiment of that name is exp={text}")
+            raise ConfigError(f"cannot read {text!r}. To choose the experiment of this name, type exp={text}")
     return [_text(text) or _parse_one(parser, text) for text in texts]
 
 
 def _text(text: str) -> Typed | None:
-    """Parse an override whose value is taken as text. For any other override, return None.
+    """Parse an override whose value is plain text. For any other override, return None.
 
-    Hydra's grammar must not interpret such text. It is the value of results_dir, or of a setting of a script: its path,
-    arguments, launcher, files, or metrics.
+    Hydra's grammar must not interpret such a value. These are the values of results_dir and of some settings of a
+    script: its path, arguments, launcher, files, and metrics.
     """
     is_folder = text.startswith(RESULTS_DIR)
     found = (RESULTS_DIR[:-1], results_dir_of(text)) if is_folder else as_typed(text)
@@ -178,9 +178,9 @@ def _values(override: "Override") -> tuple[Any, ...]:
 
 
 def _plain_number(text: str) -> int | None:
-    """Return the whole number that a text such as `12` stands for, or None for any other text.
+    """Return the whole number that a text such as `12` represents, or None for any other text.
 
-    Hydra's grammar gives the same number but takes about a hundred times as long.
+    Hydra's grammar returns the same number but takes about a hundred times as long.
     """
     return int(text) if text.isascii() and text.isdecimal() and text[0] != "0" else None
 

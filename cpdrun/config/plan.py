@@ -35,9 +35,9 @@ from cpdrun.config.short_forms import expand_aps, expand_recipe, with_scaling_ru
 from cpdrun.record import SweepDir
 
 BASELINE = "fp32"
-MANY = 5_000  # planning more runs takes seconds
-MOST_PATH_BYTES = 4096  # of a path on Linux
-LONGEST_FILE_BYTES = 96  # of the path of a file in a run's folder, temporary files included
+MANY = 5_000  # Planning more runs than this takes seconds.
+MOST_PATH_BYTES = 4096  # the largest length of a path on Linux
+LONGEST_FILE_BYTES = 96  # the largest length of a path inside a run's folder, including temporary files
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        name: The name of the run's folder, which depends only on the config. A folder that a former version created
-            under another name keeps it.
+        name: The name of the run's folder. It depends only on the config, except that a folder which an earlier version
+            created under another name keeps its name.
         config: The resolved config.
         overrides: The command-line overrides that produce the config.
     """
@@ -56,7 +56,7 @@ class PlannedRun:
     overrides: list[str]
 
 
-# The settings of a search that a report shares.
+# The settings of a search that a report also uses.
 REPORTED = ("tolerance", "confidence", "metric")
 BASELINE_KEY = "baseline"
 
@@ -94,9 +94,9 @@ class Plan:
 
     @property
     def question(self) -> dict[str, Any]:
-        """The given settings of `search` that a report shares.
+        """The given settings of `search` that a report also uses.
 
-        sweep.yaml stores them, so that a search and a report agree on these runs.
+        They are stored in sweep.yaml, so that a report judges the runs with the same settings as a search.
         """
         values = {key: self.search.get(key) for key in REPORTED if f"{SEARCH}.{key}" in self.given}
         values["baseline_values"] = self._baseline()
@@ -105,8 +105,8 @@ class Plan:
     def _baseline(self) -> dict[str, Any] | None:
         """Return the given values of search.baseline, if any.
 
-        None if a key is a group or not in the config, because records lack such keys and a report could not find the
-        baseline.
+        The result is None if a key is a group or not in the config, because records do not contain such keys, and a
+        report could not find the baseline.
         """
         given = {
             key: value for key, value in (self.search.get(BASELINE_KEY) or {}).items() if self._gives(key)
@@ -146,18 +146,19 @@ def plan(
     on_many: Callable[[int], None] | None = None,
     of_baseline: bool = False,
 ) -> Plan:
-    """Plan the runs that the overrides ask for, without writing anything.
+    """Plan the runs that the overrides describe, without writing anything.
 
     Args:
         texts: The overrides as typed.
         config_dir: A folder of the user's own yaml files, searched before conf/.
         imports: Whether modules that the configuration names may be imported. If not, the user's own formats are not
             checked.
-        on_many: Called with the number of runs if planning takes seconds.
-        of_baseline: Whether the runs are those of a baseline. Ingredients that its recipe lacks are then ignored.
+        on_many: A function that is called with the number of runs if planning takes seconds.
+        of_baseline: Whether these are the runs of a baseline. Ingredients that its recipe does not have are then
+            ignored.
 
     Raises:
-        ConfigError: The overrides or the experiment are wrong, or no run is left.
+        ConfigError: The overrides or the experiment are wrong, or all runs are excluded.
     """
     with Composer(config_dir) as composer:
         request = read(composer, texts, of_baseline=of_baseline)
@@ -169,7 +170,7 @@ def plan(
 def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_baseline: bool) -> Plan:
     """Plan a run for each combination of the axes' values.
 
-    For an excluded run with fp32 and APS, the same run without APS is added as a baseline, unless it is excluded, too.
+    If a run with fp32 and APS is excluded, the same run without APS is added as a baseline, unless it is excluded, too.
     """
     groups = composer.groups()
     runs: dict[str, PlannedRun] = {}
@@ -214,7 +215,7 @@ def _multiply(composer: Composer, request: SweepRequest, imports: bool, of_basel
 
 
 def _in_folders(runs: Mapping[str, PlannedRun]) -> tuple[SweepDir, list[PlannedRun]]:
-    """Return the sweep's folder and its runs. Runs take the names of existing folders with the same hash."""
+    """Return the sweep's folder and its runs. A run is named like an existing folder with the same hash, if any."""
     config = next(reversed(list(runs.values()))).config
     directory = SweepDir(Path(config["results_dir"]) / config["name"])
     folders = directory.names_by_hash()
@@ -229,12 +230,15 @@ def _check_path(folder: Path) -> None:
     size = len(os.fsencode(name))
     if size > MOST_NAME_BYTES:
         raise ConfigError(
-            f"a run's folder would be called {name[:40]}..., {size} bytes; file systems take {MOST_NAME_BYTES}: "
-            "shorten the name of the model's class or of the format"
+            f"the name of a run's folder, {name[:40]}..., would have {size} bytes, but file systems allow at most "
+            f"{MOST_NAME_BYTES}. Shorten the name of the model's class or of the format"
         )
     size = len(os.fsencode(folder.absolute()))
     if size > MOST_PATH_BYTES - LONGEST_FILE_BYTES:
-        raise ConfigError(f"results_dir: the paths of runs would be {size} bytes long; choose a shorter one")
+        raise ConfigError(
+            f"results_dir: the paths of runs would be {size} bytes long, which is too long. Choose a shorter "
+            "results_dir"
+        )
 
 
 def _config(
@@ -284,10 +288,10 @@ def _given(composer: Composer, request: SweepRequest) -> list[str]:
 
 
 def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str, Any]:
-    """Return the config section `search` or `screen`, with typed values.
+    """Return the config section `search` or `screen`, in which typed values replace the defaults.
 
     Raises:
-        ConfigError: A key of the section has several values, or none.
+        ConfigError: A typed key of the section has several values, or is deleted.
     """
     config = composer.compose(request.choices)
     for t in request.typed:

@@ -82,13 +82,13 @@ class SweepRequest:
 
 
 def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False) -> SweepRequest:
-    """Read and check what the command line and the experiment ask for.
+    """Read and check the axes and settings on the command line and in the experiment.
 
     Args:
         composer: The composer of the configuration.
         texts: The overrides as typed.
-        of_baseline: Whether the overrides describe a baseline. Ingredients that its recipe lacks are then ignored,
-            because they belong to the candidates' recipes.
+        of_baseline: Whether the overrides describe a baseline. Ingredients that its recipe does not have are then
+            ignored, because they belong to the candidates' recipes.
 
     Raises:
         ConfigError: A key, a choice, or a case is unknown, an axis is not allowed, or there are too many runs.
@@ -113,14 +113,14 @@ def read(composer: Composer, texts: Sequence[str], *, of_baseline: bool = False)
     for key, values in axes.items():
         if str(key).endswith("_dir") and len(values) > 1:
             raise ConfigError(
-                f"{key} cannot be an axis: a folder does not distinguish runs. Make one sweep for each folder: "
-                f"name=NAME {key}={values[0]}"
+                f"{key} cannot be an axis, because runs that differ only in a folder have the same name. Start one "
+                f"sweep for each folder: name=NAME {key}={values[0]}"
             )
     request = SweepRequest(typed, choices, cases, axes, exclusions)
     _require_known_keys(composer, request, base, is_script=is_script)
     if request.count() > MOST_VALUES:
         grid = " x ".join(f"{key}({len(values):,})" for key, values in axes.items())
-        raise ConfigError(f"{grid} = {request.count():,} runs; one sweep has at most {MOST_VALUES:,}")
+        raise ConfigError(f"{grid} = {request.count():,} runs, but one sweep has at most {MOST_VALUES:,}")
     return request
 
 
@@ -190,7 +190,7 @@ def _group_choices(typed: list[Typed], groups: Mapping[str, list[str]]) -> dict[
             raise ConfigError(f"cannot leave out {t.key!r}; choose one of {', '.join(groups[t.key])}")
         if t.key == EXPERIMENT and t.is_axis:
             raise ConfigError(
-                "a sweep takes one experiment: exp=NAME. To compare experiments: cpdrun report SWEEP SWEEP"
+                "a sweep has only one experiment: exp=NAME. To compare experiments, type cpdrun report SWEEP SWEEP"
             )
         if t.key in groups and not t.is_axis:
             choices[t.key] = str(t.values[0])
@@ -226,7 +226,7 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
             else ": no recipe is chosen that leaves any open, as nvfp4 does"
         )
     elif not near and section in groups and "." in t.key:
-        near = f"; write +{t.text} to hand it to your own class"
+        near = f"; type +{t.text} to pass it to your own class"
     raise ConfigError(f"unknown key {t.key!r}{near}")
 
 
@@ -237,7 +237,7 @@ def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping
     section = t.key.split(".")[0]
     if section in TRAINING_ONLY:
         raise ConfigError(
-            f"unknown key {t.key!r}: a script brings its own {section}. To hand it over as an argument, type "
+            f"unknown key {t.key!r}: a script has its own {section}. To pass the setting as an argument, type "
             f"script.args.{t.text}"
         )
     try:
@@ -262,7 +262,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
     value is not an axis.
     """
     if not isinstance(block, Mapping):
-        raise ConfigError("sweep: must hold axes, such as `seed: [0, 1, 2]`")
+        raise ConfigError("sweep: must be a mapping with axes, such as `seed: [0, 1, 2]`")
     axes: Axes = {}
     exclusions: list[Rule] = []
     for key, value in block.items():
@@ -282,7 +282,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
             continue
         if t.is_axis:
             if not t.values:
-                raise ConfigError(f"{t.text!r} names no value: the axis is empty")
+                raise ConfigError(f"{t.text!r} has no value. An axis needs at least one value")
             axes[t.key] = list(t.values)
         elif t.key in axes:
             axes.pop(t.key)

@@ -1,6 +1,7 @@
 """Find the state of a plan's runs in the sweep's folder.
 
-Runs may be done or unreadable. Their config may have been edited by hand, or code or data may have changed since.
+A run may be done or unreadable. Its config may have been edited by hand, or its code or data may have changed since it
+was trained.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ class RunStates:
 
     Attributes:
         states: The state of each readable run, keyed by its name.
-        odd: The problem of each run whose folder or record cannot be read.
+        odd: A description of the problem, for each run whose folder or record cannot be read.
         edited: The runs whose config.yaml does not match the hash in their name.
         changed: The parts of code and data that changed since a run was trained, for each such run.
         processors: The number of done runs for each kind of processor.
@@ -48,7 +49,7 @@ class RunStates:
         """Return a line about the done runs whose code or data has changed."""
         names = list(dict.fromkeys(name for names in self.changed.values() for name in names))
         runs = f"{len(self.changed)} done run{'s' if len(self.changed) > 1 else ''}"
-        return f"{runs} used other code or data than now ({_few(names)}). --rerun changed trains them again"
+        return f"{runs} used different code or data ({_few(names)}). --rerun changed trains these runs again"
 
     def notes(self, *, here: bool) -> list[str]:
         """Return notes to read before more runs are trained, on this machine (`here`) or elsewhere."""

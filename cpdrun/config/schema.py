@@ -1,9 +1,9 @@
 """The typed model of a run's settings, and the checks that it implies.
 
-`TrainingRun` describes a run of cpdrun's own training loop, and `ScriptRun` a run of a user's script. A field is a key
-of conf/. Its type says which values are allowed, and the description in its type is the message for any other value.
-Defaults are not in the model, because conf/ has them. The JSON Schema of an experiment (`json_schema`) uses these
-types.
+`TrainingRun` describes a run of cpdrun's own training loop, and `ScriptRun` a run of a user's script. Each field is a
+key of conf/. The type of a field determines the allowed values, and the description in the type is the error message
+for any other value. The defaults are in conf/, not in the model. The JSON Schema of an experiment (`json_schema`) is
+based on these types.
 """
 
 import itertools
@@ -23,12 +23,12 @@ from cpdrun.config.overrides import flatten, get_key, has_key, typed_form
 from cpdrun.config.script import is_script, with_number
 
 TARGET = "_target_"
-MOST_NAME_BYTES = 255  # of a file or folder on Linux
+MOST_NAME_BYTES = 255  # the largest length of the name of a file or folder on Linux
 FORMATS = "cpdrun.train.precision.run_formats.Formats"
 ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
 MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc
 NUMBER_OR_WORD = ("precision.loss_scale",)  # a number or the word dynamic
-ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys that take a list or one of its items
+ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys whose value may be a list or a single item
 
 
 class CheckedValue:
@@ -46,7 +46,7 @@ class FormatName(CheckedValue):
     @staticmethod
     def find_problem(value: Any) -> str | None:
         if isinstance(value, list):
-            return f"must be one name; for an axis, type {','.join(map(str, value))} without brackets"
+            return f"must be one name. To try several, type {','.join(map(str, value))} without brackets"
         try:
             parse(value)
         except (ValueError, TypeError) as error:
@@ -64,7 +64,7 @@ class AccumulatorName(CheckedValue):
         except (ValueError, TypeError) as error:
             return str(error)
         if getattr(found, "has_scales", False):
-            return "an accumulator has no blocks of values that could share a scale; take a format without scales"
+            return "must be a format without scales, because an accumulator has no blocks of values that share a scale"
         return None
 
 
@@ -91,7 +91,9 @@ class FolderName(CheckedValue):
         if not good:
             return "must be the name of a folder, without slashes"
         size = len(value.encode())
-        return None if size <= MOST_NAME_BYTES else f"at most {MOST_NAME_BYTES} bytes; this name has {size}"
+        return (
+            None if size <= MOST_NAME_BYTES else f"must have at most {MOST_NAME_BYTES} bytes, but has {size}"
+        )
 
 
 class WordOrNumber(CheckedValue):
@@ -114,12 +116,12 @@ class MetricPattern(CheckedValue):
         try:
             groups = re.compile(with_number(value)).groups
         except re.error as error:
-            return f"is no regular expression: {error}. Try a pattern {example}"
-        return None if groups == 1 else f"needs exactly one group, around the number, {example}"
+            return f"is not a valid regular expression: {error}. Try a pattern {example}"
+        return None if groups == 1 else f"must have exactly one group, around the number, {example}"
 
 
 class ParameterGroups(CheckedValue):
-    """Groups of parameters with settings of the optimizer of their own."""
+    """Groups of parameters that have different settings of the optimizer."""
 
     @staticmethod
     def find_problem(value: Any) -> str | None:
@@ -129,20 +131,20 @@ class ParameterGroups(CheckedValue):
         for group in value:
             chosen = [group[key] for key in ("parameters", "modules") if key in group]
             if not any(chosen) or any(_problem(patterns, Patterns) for patterns in chosen):
-                return f"each group names its parameters by lists of glob patterns (parameters, modules), {example}"
+                return f"each group must have lists of glob patterns (parameters, modules), {example}"
             if not set(group) - {"parameters", "modules"}:
-                return f"each group sets something of the optimizer's, {example}"
+                return f"each group must have at least one setting of the optimizer, {example}"
         return None
 
 
 class OnlyFalse(CheckedValue):
-    """False, as `elastic` of a script."""
+    """A type whose only value is False, such as `elastic` in runs of scripts."""
 
     @staticmethod
     def find_problem(value: Any) -> str | None:
         if value is False:
             return None
-        return "must be false for a script: it goes on from its own checkpoint, with --retries R"
+        return "must be false for a script. With --retries R, a script resumes from its own checkpoint"
 
 
 Whole = Annotated[int, Meta(ge=0, description="must be a whole number, at least 0")]
@@ -159,7 +161,7 @@ Sha256 = Annotated[
     str,
     Meta(
         pattern=r"^[0-9a-f]{64}(?![\s\S])",
-        description="must be 64 hexadecimal digits, as sha256sum prints them",
+        description="must have 64 hexadecimal digits, like the output of sha256sum",
     ),
 ]
 Patterns = Annotated[list[str], Meta(description="must be a list of glob patterns, such as ['fc.*']")]
@@ -210,7 +212,7 @@ class Launcher(Section, kw_only=True):
 
 
 class FullPrecision(Struct, kw_only=True):
-    """What is exchanged in fp32, whatever the format of the run."""
+    """The section `full_precision`: the layers and epochs whose gradients are exchanged in fp32."""
 
     layers: Patterns
     first_epochs: Whole
@@ -218,13 +220,13 @@ class FullPrecision(Struct, kw_only=True):
 
 
 class Statistics(Struct, kw_only=True):
-    """How often the gradients are analyzed."""
+    """The section `statistics`, which determines how often the gradients are analyzed."""
 
     every_steps: Positive
 
 
 class Checkpoint(Struct, kw_only=True):
-    """How often checkpoints are written."""
+    """The section `checkpoint`, which determines how often checkpoints are written."""
 
     every_epochs: Positive
 
@@ -334,7 +336,7 @@ def setting_types(model: type[Struct], prefix: str = "") -> dict[str, Any]:
 
 
 def takes_any_name(key: str) -> bool:
-    """Return whether a dotted key is in a section of a script's run whose names are free, such as script.args.lr."""
+    """Return whether a dotted key is in a section in which any name is allowed, such as script.args.lr."""
     types = setting_types(ScriptRun)
     return any(_is_mapping(types[parent]) for parent in _parents(key) if parent in types)
 
@@ -349,8 +351,8 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
 
     Args:
         config: The config.
-        imports: Whether modules of the user's own may be imported. If not, number formats that they define are not
-            checked.
+        imports: Whether the user's own modules may be imported. If not, number formats that these modules define are
+            not checked.
 
     Raises:
         ConfigError: A setting is wrong. The message names its key.
@@ -358,7 +360,7 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
     model = ScriptRun if is_script(config) else TrainingRun
     values = dict(flatten(config))
     if missing := [key for key, value in values.items() if value == "???"]:
-        key = min(missing, key=len)  # the shortest key is that of a group, and the others refer to the group
+        key = min(missing, key=len)  # The shortest key is that of a group, to which the other keys refer.
         raise ConfigError(f"{key} must be given: {key}=VALUE")
     for key in values:
         if not _is_known(model, key):
@@ -376,13 +378,13 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
 
 @cache
 def _sections(model: type[Struct]) -> list[str]:
-    """Return the keys of the sections that hold a class and its arguments."""
+    """Return the keys of the sections that consist of a class and its arguments."""
     return [key.removesuffix(f".{TARGET}") for key in setting_types(model) if key.endswith(TARGET)]
 
 
 @cache
 def _is_known(model: type[Struct], key: str) -> bool:
-    """Return whether a model has a dotted key, or has it in a section with free names."""
+    """Return whether a model has a dotted key, or the key is in a section in which any name is allowed."""
     types, parents = setting_types(model), _parents(key)
     return key in types or parents[0] in _sections(model) or any(parent in types for parent in parents)
 
@@ -394,7 +396,7 @@ def _known_keys(model: type[Struct]) -> list[str]:
 
 
 def _parents(key: str) -> list[str]:
-    """Return the keys above a dotted key: a.b.c has a and a.b. A key without a dot has itself."""
+    """Return the parents of a dotted key, such as a and a.b for a.b.c. A key without a dot is its own parent."""
     parts = key.split(".")
     return [".".join(parts[:n]) for n in range(1, max(len(parts), 2))]
 
@@ -439,14 +441,14 @@ def _struct_of(kind: Any) -> type[Struct]:
 
 def _convert_checked(kind: type, value: Any) -> Any:
     if not issubclass(kind, CheckedValue):
-        raise NotImplementedError(f"{kind} is no type of a setting")
+        raise NotImplementedError(f"{kind} must be a type of a setting, with a method find_problem")
     if problem := kind.find_problem(value):
         raise ValueError(problem)
     return kind()
 
 
 def _description(kind: Any) -> str | None:
-    """Return the message for values that are not of a type. Types with a check of their own have none."""
+    """Return the message for values of another type, or None for types that are checked by a function."""
     if kind is bool:
         return "must be true or false"
     if get_origin(kind) is Literal:
@@ -461,7 +463,7 @@ def _description(kind: Any) -> str | None:
 def _check_precision(precision: Mapping[str, Any], imports: bool) -> None:
     """Check the names of formats and accumulators in the section `precision`.
 
-    Sections of other classes than `Formats` are not checked.
+    The section is only checked if its class is `Formats`.
     """
     if precision[TARGET] != FORMATS:
         return
@@ -480,8 +482,8 @@ def _check_precision(precision: Mapping[str, Any], imports: bool) -> None:
 def check_type(key: str, value: Any, default: Any) -> None:
     """Raise ConfigError if a value has another type than the default of its key in a yaml file.
 
-    This is for arguments of classes, which the model does not know. A number must replace a number, a list must replace
-    a list, and true or false must replace true or false.
+    This function checks arguments of classes, which are not part of the model. A number must replace a number, a list
+    must replace a list, and true or false must replace true or false.
     """
     if isinstance(value, str) and "${" in value:
         return
@@ -496,14 +498,14 @@ def check_type(key: str, value: Any, default: Any) -> None:
 
 
 def _check_combinations(config: Mapping[str, Any], knows_format: bool) -> None:
-    """Raise ConfigError for settings that do not go together."""
+    """Raise ConfigError for settings that do not fit together."""
     fmt = parse(config["format"] if knows_format else "fp32")
     try:
         fmt.check_flat()
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config["aps"] and fmt.has_scales:
-        raise ConfigError(f"format={config['format']} has scales of its own: it takes aps=false")
+        raise ConfigError(f"format={config['format']} has its own scales. Set aps=false")
     if not is_script(config):
         _check_training(config)
     world_size, nproc = config["world_size"], config["nproc"]
@@ -511,8 +513,8 @@ def _check_combinations(config: Mapping[str, Any], knows_format: bool) -> None:
         near = sorted(range(1, min(world_size, MOST_DIVISORS_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
         divisors = sorted(itertools.islice((n for n in near if world_size % n == 0), 6))
         raise ConfigError(
-            f"nproc={nproc} does not divide world_size={world_size}: each process plays the same number of "
-            f"workers; possible: {', '.join(map(str, divisors))}"
+            f"nproc={nproc} does not divide world_size={world_size}: each process must emulate the same number of "
+            f"workers. Possible values: {', '.join(map(str, divisors))}"
         )
 
 
@@ -520,17 +522,17 @@ def _check_training(config: Mapping[str, Any]) -> None:
     compared = config["aps"] or config["format"] != "fp32"
     if config["epochs"] == 0 and compared and "*" not in config["full_precision"]["layers"]:
         raise ConfigError(
-            f"format={config['format']} with epochs=0 trains nothing, so no gradient is ever in that format: "
-            "type format=fp32 aps=false"
+            f"format={config['format']} with epochs=0 trains nothing, so the format has no effect. Type format=fp32 "
+            "aps=false"
         )
     if config["epochs"] == 0 and config["max_steps"] is not None:
         raise ConfigError(
-            f"max_steps={config['max_steps']} with epochs=0, which trains nothing: type epochs=1 or more"
+            f"max_steps={config['max_steps']} has no effect with epochs=0, which trains nothing. Type epochs=1 or more"
         )
     for key in ("init_into", "init_skip", "init_sha256"):
         if config[key] and config["init_from"] is None:
             raise ConfigError(
-                f"{key}={typed_form(config[key])} belongs to init_from=PATH, which is not given"
+                f"{key}={typed_form(config[key])} has no effect without init_from=PATH. Type init_from=PATH, too"
             )
 
 

@@ -1,6 +1,6 @@
-"""The settings of a user's script: short forms, checks, and what a plan finds out without running the script.
+"""The settings of a user's script: short forms, checks, and properties that are found by reading the script's text.
 
-Nothing here executes or imports a line of the script.
+This module neither executes nor imports the script.
 """
 
 import ast
@@ -26,8 +26,8 @@ AS_TYPED = tuple(
     f"script.{key}"
     for key in ("path", "arguments", "launch_with", "work_dir", "jsonl", "csv", "tensorboard", "metric")
 )
-OF_METRICS = ("script.metrics.", "script.direction.")  # the name that follows may contain a slash
-# Settings that decide which metric is read, and where. They change no run, only what is recorded about it.
+OF_METRICS = ("script.metrics.", "script.direction.")  # The name after such a prefix may contain a slash.
+# The settings that determine which metrics are read, and where. They change only the record of a run, not its training.
 METRIC_SETTINGS = ("metrics", "metric", "direction", "value", "jsonl", "csv", "tensorboard")
 FILES = ("jsonl", "csv", "tensorboard")
 MODULE = re.compile(r"-m\s+(\S+)")
@@ -35,7 +35,9 @@ PLACEHOLDERS = ("seed", "run_dir", "nproc", "port")
 BRACES = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")  # {{name}} is a literal {name}
 PLACES = ("epoch", "step")  # metric names that measure progress, not quality
 NUMBER = r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-NO_METRIC = "the script ended well, but"  # begins the reason of a run that trained but has no metric
+NO_METRIC = (
+    "the script ended well, but"  # the beginning of the message about a run that trained but has no metric
+)
 SEED_ARGUMENT = "--seed {seed}"
 # Libraries whose trainers report metrics to cpdrun.
 REPORTING = ("cpdrun", "transformers", "lightning", "accelerate")
@@ -53,18 +55,21 @@ def is_script(config: Mapping[str, Any]) -> bool:
 
 
 def has_launcher(config: Mapping[str, Any]) -> bool:
-    """Return whether another launcher starts the ranks of a script."""
+    """Return whether a launcher other than cpdrun, such as `accelerate launch`, starts the ranks of a script."""
     return is_script(config) and bool(config[SCRIPT]["launch_with"])
 
 
 def is_of_script(text: str) -> bool:
-    """Return whether a typed word says that the runs are those of a script."""
+    """Return whether a typed word shows that the runs are runs of a script."""
     key = text.lstrip("+~").split("=", 1)[0]
     return key == "script_args" or key.split(".")[0] == SCRIPT
 
 
 def as_typed(text: str) -> tuple[str, str | None] | None:
-    """Return key and value of a word whose value is text, without quotes around it; None for any other word."""
+    """Return the key and the value of a word whose value is plain text. Return None for any other word.
+
+    Quotes around the value are removed.
+    """
     key, equals, value = text.partition("=")
     key = SHORT_FORMS.get(key, key)
     if not equals or not (key in AS_TYPED or key.startswith(OF_METRICS)):
@@ -75,12 +80,12 @@ def as_typed(text: str) -> tuple[str, str | None] | None:
 
 
 def complete(config: dict[str, Any]) -> None:
-    """Complete the resolved config of a script's run with the digest of the file and the folder where it starts.
+    """Add the digest of the script's file and the folder in which it starts to the resolved config of a run.
 
-    A script that takes `--seed`, and that is not told its seed, gets the run's.
+    If the script has an option `--seed` that the user did not type, the run's seed is passed with this option.
 
     Raises:
-        ConfigError: There is no such script, it is no Python, or a setting is wrong.
+        ConfigError: The script does not exist or is not Python, or a setting is wrong.
     """
     script = config[SCRIPT]
     if not script.get("path"):
@@ -108,12 +113,14 @@ def _is_told_its_seed(script: Mapping[str, Any]) -> bool:
 
 
 def seed_note(config: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
-    """Return a line that says that the script gets each run's seed, if nobody typed that."""
+    """Return a note if the run's seed is passed to the script although the user did not type this."""
     if not is_script(config) or not config[SCRIPT]["arguments"].endswith(SEED_ARGUMENT):
         return []
     if any("{seed}" in text for text in typed):
         return []
-    return [f"{stem(config[SCRIPT])} takes --seed: each run gets its own, {SEED_ARGUMENT}"]
+    return [
+        f"{stem(config[SCRIPT])} has an option --seed, so each run passes its own seed with {SEED_ARGUMENT}"
+    ]
 
 
 def find(path: str, folder: Path | None = None) -> Path:
@@ -130,10 +137,10 @@ def find(path: str, folder: Path | None = None) -> Path:
     if file.is_file():
         return file
     if file.is_dir():
-        raise ConfigError(f"script={path} is a folder; for a package, type script='-m {path.strip('/')}'")
+        raise ConfigError(f"script={path} is a folder. To run a package, type script='-m {path.strip('/')}'")
     near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
     hint = near or (
-        f"; for a module, type script='-m {path}'" if _has_module(path, folder) else f" in {file.parent}"
+        f". To run a module, type script='-m {path}'" if _has_module(path, folder) else f" in {file.parent}"
     )
     raise ConfigError(f"script={path}: there is no such file{hint}")
 
@@ -160,7 +167,7 @@ def is_module(script: Mapping[str, Any]) -> str | None:
 
 
 def stem(script: Mapping[str, Any]) -> str:
-    """Return `train` for train.py and for `-m package.train`; runs and sweeps take their names from it."""
+    """Return `train` for train.py and for `-m package.train`. The names of runs and sweeps contain this text."""
     path = str(script["path"]).strip()
     module = MODULE.fullmatch(path)
     name = module[1].rpartition(".")[2] if module else Path(path).stem
@@ -168,7 +175,7 @@ def stem(script: Mapping[str, Any]) -> str:
 
 
 def words(config: Mapping[str, Any], run_dir: Path, port: int | None = None) -> list[str]:
-    """Return the arguments of the run's script, each as the script gets it."""
+    """Return the list of arguments that the run passes to the script."""
     script = config[SCRIPT]
     given = shlex.split(script["arguments"])
     style = _as_hydra if script["args_style"] == "hydra" else _as_flags
@@ -187,7 +194,7 @@ def filled(text: str, config: Mapping[str, Any], run_dir: Path, port: int | None
 
 
 def direction_of(name: str, declared: Mapping[str, str]) -> str | None:
-    """Return min, max or share for a metric: as declared, or as its name is commonly meant; None if unknown."""
+    """Return min, max or share for a metric: as declared, or as is usual for its name. None if unknown."""
     if name in declared:
         return declared[name]
     words = re.split(r"[^A-Za-z0-9]+", name)
@@ -200,7 +207,7 @@ def direction_of(name: str, declared: Mapping[str, str]) -> str | None:
 
 
 def judged_by(script: Mapping[str, Any]) -> str | None:
-    """Return the deciding metric, or None if it is known only after the script has logged."""
+    """Return the metric that judges the runs, or None if it is unknown until the script has logged metrics."""
     return script["metric"] or next((name for name in script["metrics"] if name not in PLACES), None)
 
 
@@ -238,7 +245,7 @@ def _as_hydra(key: str, value: Any) -> list[str]:
 
 
 def _check_words(config: Mapping[str, Any]) -> None:
-    """Check that arguments can be split as a shell does, and that their placeholders exist. Raises ConfigError."""
+    """Raise ConfigError if arguments cannot be split as a shell does, or contain unknown placeholders."""
     script = config[SCRIPT]
     for key in ("arguments", "launch_with"):
         try:
@@ -251,22 +258,24 @@ def _check_words(config: Mapping[str, Any]) -> None:
                 there = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                 raise ConfigError(
                     f"script.{key}: unknown placeholder {{{name}}}{did_you_mean(name, PLACEHOLDERS)}. "
-                    f"There are {there}; type {{{{{name}}}}} to hand over the text {{{name}}}"
+                    f"There are {there}. To pass the text {{{name}}} itself, type {{{{{name}}}}}"
                 )
     launcher = config["launcher"]
     if script["launch_with"] and launcher.get("nodes", 1) * launcher.get("tasks_per_node", 1) > 1:
         raise ConfigError(
-            "script.launch_with starts all ranks on one node; type launcher.nodes=1 launcher.tasks_per_node=1"
+            "script.launch_with starts all ranks on one node. Type launcher.nodes=1 launcher.tasks_per_node=1"
         )
     for key in FILES:
         place = script[key]
         if key == "tensorboard" and place is not None and find_spec("tensorboard") is None:
-            raise ConfigError("script.tensorboard needs a package: pip install 'cpdrun[tensorboard]'")
+            raise ConfigError(
+                "script.tensorboard needs a package that is not installed. Type pip install 'cpdrun[tensorboard]'"
+            )
         if place is not None and "{run_dir}" not in place and "{run_dir}" not in script["work_dir"]:
             raise ConfigError(
-                f"script.{key}={place}: runs at the same time would write to the same place. Let the script write into "
-                f"the run's folder: script_args='--OPTION {{run_dir}}/{place}' script.{key}={{run_dir}}/{place}, "
-                "or script.work_dir={run_dir} if its name is fixed"
+                f"script.{key}={place}: simultaneous runs would write to the same place. Let the script write to the "
+                f"run's folder: script_args='--OPTION {{run_dir}}/{place}' script.{key}={{run_dir}}/{place}, or "
+                "script.work_dir={run_dir} if the script has no such option"
             )
 
 
@@ -288,12 +297,13 @@ def _check_metrics(script: Mapping[str, Any], source: "_Source") -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a plan reads in the text of a script.
+    """The properties of a script that are found by reading its text.
 
     Attributes:
-        digest: SHA-256 of the code, without comments and blank lines, so that editing those makes no new run.
-        takes_seed: An argument parser in it defines `--seed`.
-        reports: It names cpdrun, or a library whose trainer reports its metrics to cpdrun.
+        digest: The SHA-256 digest of the code without comments and blank lines. Changing these does not make a new run.
+        takes_seed: Whether an argument parser in the script defines `--seed`.
+        reports: Whether the script contains the name of cpdrun, or of a library whose trainer reports its metrics to
+            cpdrun.
     """
 
     digest: str
@@ -303,14 +313,14 @@ class _Source:
 
 @cache
 def _source(file: Path, _mtime_ns: int) -> _Source:
-    """Read a script, once for all runs of a sweep. Raises ConfigError if it is no Python."""
+    """Return the properties of a script. The result is cached. Raises ConfigError if the script is not Python."""
     source = file.read_bytes()
     try:
         tree = ast.parse(source, str(file))
     except SyntaxError as error:
         raise ConfigError(f"{file}, line {error.lineno}: {error.msg}") from None
     except ValueError as error:
-        raise ConfigError(f"{file} is no Python: {error}") from None
+        raise ConfigError(f"{file} is not a Python file: {error}") from None
     takes_seed = any(
         isinstance(argument, ast.Constant) and argument.value == "--seed"
         for call in ast.walk(tree)
@@ -346,12 +356,14 @@ def _find_module(name: str, folder: Path) -> Path:
         spec = PathFinder.find_spec(".".join(parts[: depth + 1]), places) if places else None
         if spec is None:
             missing = ".".join(parts[: depth + 1])
-            raise ConfigError(f"script='-m {name}': no module {missing!r} is found from {folder}")
+            raise ConfigError(f"script='-m {name}': there is no module {missing!r} in {folder}")
         places = spec.submodule_search_locations
     if spec is not None and spec.submodule_search_locations:
         spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise ConfigError(f"script='-m {name}': a package without __main__.py, or no Python source")
+        raise ConfigError(
+            f"script='-m {name}': must be a Python module, or a package that contains __main__.py"
+        )
     return Path(spec.origin)
 
 

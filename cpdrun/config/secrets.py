@@ -1,7 +1,7 @@
 """Secrets that a user typed, such as `--token hf_...` among a script's arguments.
 
-They are masked wherever a record is written, take no part in a run's identity, and reach the processes that train by an
-environment variable.
+Records contain a mask instead of secrets, and the hash of a run does not depend on them. Secrets are passed to the
+processes that train in an environment variable.
 """
 
 import json
@@ -27,17 +27,17 @@ _PLAIN = re.compile(r"['\"]?(?:[<\[{$-].*|[\d.,e+-]*|true|false|null|none)['\"]?
 
 
 class MaskedSecretError(UserError):
-    """A recorded configuration lacks a secret that its run needs."""
+    """Raised if a recorded configuration contains the mask of a secret that its run needs."""
 
 
 @cache
 def mask_text(text: str) -> str:
-    """Return `text` with MASK in place of each secret. Masking twice changes nothing."""
+    """Return `text` with each secret replaced by MASK. Masking a masked text changes nothing."""
     return _TYPED.sub(lambda found: _replaced(found, MASK), text)
 
 
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with MASK in place of secrets: values of keys such as `token`, and secrets in other strings."""
+    """Return `config` with secrets replaced by MASK: values of keys such as `token`, and secrets in other strings."""
     return _changed(config, mask_value)
 
 
@@ -48,7 +48,7 @@ def mask_value(key: object, value: str) -> str:
 
 
 def secrets_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the secrets in `config`, in the order in which `masked` leaves a MASK for each."""
+    """Return the secrets in `config`, in the order of the masks that replace them in `masked(config)`."""
     found: list[str] = []
 
     def note(key: object, value: str) -> str:
@@ -69,9 +69,9 @@ def hand_over(config: Mapping[str, Any]) -> None:
 
 
 def revealed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded `config` with the secrets that `hand_over` has passed on.
+    """Return a recorded `config` in which the masks are replaced by the secrets that `hand_over` has passed on.
 
-    Raises MaskedSecretError if they were not passed on, for instance in another shell.
+    Raises MaskedSecretError if no secrets were passed on, for example in another shell.
     """
     secrets: Iterator[str] = iter(json.loads(os.environ.get(VARIABLE, "[]")))
 
@@ -80,8 +80,8 @@ def revealed(config: Mapping[str, Any]) -> dict[str, Any]:
             return re.sub(re.escape(MASK), lambda _: next(secrets), value)
         except StopIteration:
             raise MaskedSecretError(
-                "config.yaml has a masked secret (a record holds none): type the sweep's command again, which has "
-                "it, or let the script read it from an environment variable"
+                "config.yaml contains the mask of a secret, because records contain no secrets. Type the sweep's "
+                "command again with the secret, or let the script read the secret from an environment variable"
             ) from None
 
     return _changed(config, reveal)

@@ -1,4 +1,4 @@
-"""Describe the settings of a sweep's runs, for a dry run."""
+"""Describe the settings that the runs of a sweep share, for a dry run."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,16 +16,16 @@ from cpdrun.shell.sanitize import visible
 # `scaling`, the last part, is shown only if a run uses APS.
 PARTS = ("model", "data", "partition", "optim", "schedule", "precision", "sync", "scaling")
 MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
-# These are shown only if they are set or vary.
+# Settings that are shown only if they are set or vary.
 FURTHER = ("parameter_groups", "clip_norm", "label_smoothing", "init_from", "init_into", "init_skip")
 OURS = "cpdrun."  # the prefix of cpdrun's own classes
-MOST_SHOWN = 4  # a setting with more values is shown as "(varies)"
+MOST_SHOWN = 4  # A setting with more different values is shown as "(varies)".
 # The syncs for which the bytes that a worker sends are known.
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 
 
 def recipe_lines(sweep: Plan) -> Iterator[str]:
-    """Yield the lines that describe the first run. Settings that vary show their values."""
+    """Yield the lines that describe the runs. Settings that differ between runs are shown with all their values."""
     config = sweep.runs[0].config
     varies = _varying(sweep)
 
@@ -101,8 +101,8 @@ def _script_lines(
 def bytes_lines(sweep: Plan) -> Iterator[str]:
     """Yield a line with the megabytes that a worker sends per step for a million gradients.
 
-    Reduce-scatter and all-gather send 2 (N - 1) / N values of k bits for each gradient. There is no line if a run has
-    one worker or another kind of sync. The user's own formats are left out.
+    Reduce-scatter and all-gather send 2 (N - 1) / N values of k bits for each gradient. No line is yielded if a run has
+    only one worker or another kind of sync. The user's own formats are not included.
     """
     configs = [run.config for run in sweep.runs]
     if any(config["sync"]["_target_"] not in SUMS or config["world_size"] == 1 for config in configs):
@@ -129,7 +129,7 @@ def _varying(sweep: Plan) -> dict[str, list[str]]:
 
 
 def class_name(target: str) -> str:
-    """Return the class name of cpdrun's own classes. Other classes show the whole path."""
+    """Return the name of a class, without its module if the class is cpdrun's own."""
     return target.rsplit(".", 1)[-1] if target.startswith(OURS) else target
 
 

@@ -1,14 +1,14 @@
 """Short forms of settings: `recipe=NAME` and `aps=true`.
 
-A recipe sets the precision of a run by one name. custom_fp/conf/recipe has one recipe per file: rules for what is
-rounded, and further settings such as a loss scale. In a resolved config, the section `precision` has the recipe's keys
-and `recipe` has its name, so the run is the same as if the keys had been typed one by one. A recipe replaces the
-section `precision`, which must then have its default values. The section `ingredients` has the settings that a recipe
-leaves open. Its rules refer to them, as in ${ingredients.format}.
+A recipe is a named precision. custom_fp/conf/recipe contains one recipe per file: rules that define what is rounded,
+and further settings such as a loss scale. In a resolved config, the section `precision` contains the keys of the
+recipe, and `recipe` contains its name, so the run is the same as if the keys had been typed one by one. A recipe
+replaces the section `precision`, which must otherwise have its default values. The section `ingredients` contains the
+settings that a recipe leaves open. The rules of the recipe refer to them, as in ${ingredients.format}.
 
-The group `scaling` selects how gradients are scaled: none, aps, aps_delayed, or a rule of the user's own. `aps=true`
-is short for the chosen rule, or for scaling=aps if none is chosen. `aps=false` is short for scaling=none, whatever is
-chosen. A resolved config has both: `aps` says whether gradients are scaled, and `scaling` by which rule.
+The group `scaling` selects how gradients are scaled: none, aps, aps_delayed, or the user's own rule. `aps=true` selects
+the chosen rule, or scaling=aps if no rule is chosen. `aps=false` always means scaling=none. A resolved config contains
+both keys: `aps` is true if gradients are scaled, and `scaling` is the rule.
 """
 
 from collections.abc import Mapping
@@ -32,12 +32,12 @@ def expand_recipe(
         config: The composed config.
         composer: The composer of the configuration.
         choices: The choices of groups, keyed by group.
-        of_baseline: Whether the config is that of a baseline. If so, ingredients that its recipe does not have are
+        of_baseline: Whether the config is that of a baseline. Ingredients that its recipe does not have are then
             deleted.
 
     Raises:
-        ConfigError: Both the recipe and `precision` say what is rounded, the recipe has an unknown key, or it does not
-            have one of the ingredients.
+        ConfigError: Both `recipe` and `precision` are set, the recipe has an unknown key, or an ingredient is given
+            that the recipe does not have.
     """
     recipe = config[RECIPE]
     for key in list(config.get(INGREDIENTS) or ()):
@@ -46,7 +46,7 @@ def expand_recipe(
                 del config[INGREDIENTS][key]
                 continue
             chosen = composer.choice(RECIPE, choices) or "null"
-            raise ConfigError(f"{INGREDIENTS}.{key}: recipe={chosen} leaves none of that name open")
+            raise ConfigError(f"{INGREDIENTS}.{key}: recipe={chosen} has no ingredient of that name")
     if recipe is None:
         return
     name = composer.choice(RECIPE, choices)
@@ -58,8 +58,8 @@ def expand_recipe(
     for key in recipe:
         if key not in defaults:
             raise ConfigError(
-                f"recipe={name}: unknown key {key!r}{did_you_mean(str(key), defaults)}; a recipe has rules, and keys "
-                f"of precision: {', '.join(key for key in defaults if key != '_target_')}"
+                f"recipe={name}: unknown key {key!r}{did_you_mean(str(key), defaults)}. A recipe has rules, and the "
+                f"keys of precision: {', '.join(key for key in defaults if key != '_target_')}"
             )
     given, usual = dict(flatten(config.get(PRECISION) or {})), dict(flatten(defaults))
     if other := [key for key in given if key not in usual or given[key] != usual[key]]:
@@ -67,15 +67,15 @@ def expand_recipe(
         is_plain = choice in (None, FP32)
         setting = f"precision.{other[0]}={typed_form(given[other[0]])}" if is_plain else f"precision={choice}"
         raise ConfigError(
-            f"recipe={name} says what is rounded, and so does {setting}: take one of them; what a recipe says is "
-            "changed by recipe.KEY=VALUE"
+            f"recipe={name} and {setting} both set what is rounded. Use only one of them. To change a recipe, type "
+            "recipe.KEY=VALUE"
         )
     config[PRECISION] = {**defaults, **recipe}
     config[RECIPE] = name
 
 
 def with_scaling_rule(composer: Composer, choices: Mapping[str, str]) -> dict[str, str]:
-    """Return the choices of groups, with scaling=aps if no rule is chosen. Then the keys of the rule can be set."""
+    """Return the choices of groups, with scaling=aps if no rule is chosen, so that keys of the rule can be set."""
     return dict(choices) if _is_scaling_chosen(composer, choices) else {**choices, SCALING: APS_RULE}
 
 
@@ -89,11 +89,11 @@ def expand_aps(config: dict[str, Any], composer: Composer, choices: Mapping[str,
     """
     no_scaling, aps_rule = (composer.file(SCALING, name) for name in (NO_SCALING, APS_RULE))
     if "aps" not in config or not has_key(config, f"{SCALING}._target_"):
-        return  # one of them was deleted; `validate` reports it
+        return  # `validate` reports a deleted key.
     aps, rule = config["aps"], config[SCALING]["_target_"]
     if aps is None:
         aps = _is_scaling_chosen(composer, choices) or rule != aps_rule["_target_"]
-    if isinstance(aps, bool):  # `validate` reports other values
+    if isinstance(aps, bool):  # `validate` reports other values.
         aps = aps and rule != no_scaling["_target_"]
         if not aps:
             config[SCALING] = no_scaling
@@ -104,6 +104,8 @@ def _is_scaling_chosen(composer: Composer, choices: Mapping[str, str]) -> bool:
     """Return whether the command line, a case, an axis or the experiment chooses a scaling rule."""
     if SCALING in choices:
         return True
-    if composer.is_ours:  # in conf/, only an experiment can choose it, so other groups need not be composed
+    if (
+        composer.is_ours
+    ):  # In conf/, only an experiment can choose a rule, so no other groups need to be composed.
         choices = {group: choices[group] for group in (EXPERIMENT,) if group in choices}
     return composer.kind(SCALING, choices) != composer.file(SCALING, NO_SCALING)["_target_"]

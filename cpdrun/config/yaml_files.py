@@ -1,7 +1,7 @@
 """Find and read the yaml files of configurations.
 
-The completion of the command line must be fast. So this module does not import Hydra, and imports yaml only to read a
-file.
+Command-line completion, which uses this module, must be fast. Therefore, the module does not import Hydra, and imports
+yaml only when it reads a file.
 """
 
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from custom_fp.formats.protocol import NumberFormat
 
 CONF_MODULE = "cpdrun.conf"
-# The package whose folder `recipe` is a group, too.
+# The package that contains further files of the group `recipe`.
 RECIPES_MODULE = "custom_fp.conf"
 # The entry points by which installed distributions name their packages of yaml files.
 ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")
@@ -28,7 +28,7 @@ ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")
 ROOT, SCRIPT_ROOT = "config", "script"
 EXPERIMENT = "exp"
 
-# The limits of a yaml file. A run's configuration has a hundred keys, four levels deep.
+# The limits of a yaml file. For comparison, a run's configuration has about a hundred keys in four levels.
 MOST_BYTES = 1 << 20
 MOST_VALUES = 20_000  # repeated aliases count each time
 MOST_DEPTH = 40
@@ -49,9 +49,10 @@ class OutOfBoundsError(ValueError):
 
 
 def yaml_packages() -> list[str]:
-    """Return the names of all packages of yaml files. If several have a file with the same name, the first one counts.
+    """Return the names of all packages of yaml files.
 
-    This reads a file of each installed distribution.
+    If several packages have a file with the same name, the file of the first package is used. This function reads a
+    file of each installed distribution.
     """
     every = entry_points()
     named = [entry.value for group in ENTRY_POINTS for entry in every.select(group=group)]
@@ -59,17 +60,17 @@ def yaml_packages() -> list[str]:
 
 
 def read_yaml(path: Path, times: int = 1) -> Any:
-    """Return the content of a yaml file that somebody else may have written.
+    """Return the content of a yaml file that may come from an untrusted source.
 
-    A few lines of yaml can stand for a billion values (aliases of aliases), for an endless structure (an alias within
-    its own anchor), or for brackets that overflow the parser's stack. Such files are rejected.
+    A few lines of yaml can expand to a billion values (aliases of aliases) or to an endless structure (an alias inside
+    its own anchor), and nested brackets can overflow the parser's stack. Such files are rejected.
 
     Args:
         path: The file.
-        times: How many times the limits for a configuration are allowed.
+        times: A factor by which the limits for a configuration are multiplied.
 
     Raises:
-        ValueError: The file is no yaml or exceeds the limits. The message is one line.
+        ValueError: The file is not valid yaml or exceeds the limits. The message is one line.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
@@ -122,9 +123,9 @@ def _check_values(whole: Any, most: int) -> None:
         value, depth = waiting.pop()
         seen += 1
         if depth > MOST_DEPTH:
-            raise OutOfBoundsError("is nested too deep, or holds itself")
+            raise OutOfBoundsError("is nested too deep, or contains itself")
         if seen > most:
-            raise OutOfBoundsError(f"stands for more than {most} values")
+            raise OutOfBoundsError(f"contains more than {most} values, counting aliases")
         if isinstance(value, dict | list | tuple | set):
             within = value.values() if isinstance(value, dict) else value
             waiting.extend((item, depth + 1) for item in within)
@@ -133,9 +134,10 @@ def _check_values(whole: Any, most: int) -> None:
 def foreign_names(config: Mapping[str, Any]) -> list[str]:
     """Return the names in READ_SECTIONS of `config` that cpdrun does not define itself.
 
-    A record is data. Readers build its formats, its precision, its scaling and its sync only from cpdrun's own classes
-    and formats. The returned names are classes without a file in the matching conf/ group, formats from modules
-    (`package.module.NAME`), and strings with an interpolation (`${...}`). Nothing is imported.
+    A record is data, so readers must not execute code that it names. They create the formats, the precision, the
+    scaling and the sync of a record only from cpdrun's own classes and formats. The returned names are classes without
+    a file in the corresponding conf/ group, formats from modules (`package.module.NAME`), and strings with an
+    interpolation (`${...}`). Nothing is imported.
     """
     found = (name for key in READ_SECTIONS if key in config for name in _foreign(key, config[key], key))
     return list(dict.fromkeys(found))

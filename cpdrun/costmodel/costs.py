@@ -85,6 +85,13 @@ def bit_operations(group: Group) -> float:
     return math.nan if found.get("uncounted") else _positive(found.get("bit_operations_per_step"))
 
 
+def coverage(group: Group) -> float:
+    """Return the share of the multiply-accumulates with a rounded operand or sum, or NaN if this was not recorded."""
+    found = kinds(group.products)
+    total = sum(macs for *_, macs in found)
+    return sum(macs for *kind, macs in found if set(kind) != {"fp32"}) / total if total else math.nan
+
+
 def transistors(group: Group) -> tuple[float, list[Unit]]:
     """Return the mean transistors of a unit over the multiply-accumulates of a step.
 

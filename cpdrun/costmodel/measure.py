@@ -107,7 +107,7 @@ def measure_workload(
     objective = Objective(played, parts.batches, parts.task, lambda _w: parts.precision.loss_scale.value)
     gradients_of = ExactGradients(objective)
     index_NxB = torch.arange(workers.world_size * config["batch_size"]).view(workers.world_size, -1)
-    batch = parts.batches.fetch(index_NxB[workers.mine.start], 0, workers.mine.start)
+    batch = parts.batches.fetch(index_NxB[workers.local.start], 0, workers.local.start)
     parts.model.train()
     _, gradients_WxP = gradients_of(index_NxB, 0)
 

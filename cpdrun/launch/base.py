@@ -10,11 +10,11 @@ from cpdrun.record import Outcome, RunDir, SweepDir
 
 
 class LaunchError(UserError):
-    """The whole sweep cannot continue, for example without a scheduler. The message says what to do."""
+    """Raised if a whole sweep cannot start or continue, for example because the scheduler is missing."""
 
 
 class FolderGoneError(UserError):
-    """The sweep's folder was moved or deleted while its runs trained."""
+    """Raised if the sweep's folder was moved or deleted while its runs trained."""
 
     exit_code = FAILED
 
@@ -26,7 +26,7 @@ class Job:
     run: RunDir
     config: dict[str, Any]
     overrides: list[str]
-    is_written: bool = False  # Whether config.yaml exists already. If so, it is not written again.
+    is_written: bool = False  # whether config.yaml already exists and must not be written again
 
     @property
     def nproc(self) -> int:
@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The options of a launch on the command line. None means the value in conf/launcher/*.yaml."""
+    """The options of a launch on the command line. None means that the value in conf/launcher/*.yaml is used."""
 
     jobs: int | None = None
     jobs_per_gpu: int | None = None
@@ -68,7 +68,7 @@ class Finding:
 
     Attributes:
         what: The part of the machine, such as "torch" or "results".
-        state: Whether the part is there. "no" means that it is absent and not needed, and "broken" that runs fail.
+        state: "ok" if the part works, "no" if it is absent but not required, and "broken" if runs would fail.
         text: What was found.
         fix: The command or setting that fixes it, or "".
         mend: The former name of `fix`, for one release.
@@ -85,16 +85,16 @@ class Finding:
 
 
 class Executor(ABC):
-    """An interface that runs jobs. Jobs may be submitted at any time, and are polled until all have ended."""
+    """The base class of executors, which run jobs. Jobs may be submitted at any time. `poll` returns their events."""
 
     here: ClassVar[bool] = False  # whether runs are trained on this machine
     idle_options: ClassVar[tuple[str, ...]] = ()  # the fields of LaunchOptions that have no effect
     note: str = ""  # a message to print after jobs were submitted
-    slots: int  # the number of ranks that run at the same time; 0 if a scheduler decides it
+    slots: int  # the number of ranks that run at the same time, or 0 if a scheduler decides
 
     @classmethod
     def unavailable(cls, configs: list[dict[str, Any]], options: LaunchOptions) -> str | None:
-        """Return why runs with these configs cannot be started here, or None if they can.
+        """Return the reason why runs with these configs cannot be started here, or None if they can be started.
 
         This is called before anything is written.
         """
@@ -131,11 +131,11 @@ class Executor(ABC):
         return None
 
     def at_once(self, jobs: list[Job]) -> int | None:
-        """Return the number of ranks of these jobs that would run at the same time. None if a scheduler decides it."""
+        """Return the number of ranks of these jobs that would run at the same time, or None if a scheduler decides."""
         return None
 
     def advice(self, jobs: list[Job]) -> list[str]:
-        """Return notes to read before these jobs are submitted. This neither writes nor contacts a scheduler."""
+        """Return notes for the user about jobs that will be submitted. This neither writes nor contacts a scheduler."""
         return []
 
     def would_write(self, jobs: list[Job]) -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""Stop runs from another shell. Running ones save and stop at their next step, and waiting ones never start."""
+"""Stop runs from another shell. Active runs save and stop at their next step, and waiting runs never start."""
 
 from cpdrun.errors import writing
 from cpdrun.launch.executors import schedulers
@@ -6,7 +6,7 @@ from cpdrun.record import RunDir, State, SweepDir, check_inside, state_of
 
 
 def cancel_run(run: RunDir) -> bool:
-    """Ask one run to save and stop, or take it out of a scheduler's queue.
+    """Request a run to save and stop, or remove it from a scheduler's queue.
 
     Returns:
         Whether the run was running or queued.
@@ -18,15 +18,15 @@ def cancel_run(run: RunDir) -> bool:
     waited = sum(scheduler.withdraw(run.sweep, run.name) for scheduler in schedulers())
     if not waited and state_of(run) is not State.RUNNING:
         return False
-    _ask(run)  # For a run that was waiting, this records why it never began.
+    _ask(run)  # For a run that was waiting, the request records why it never began.
     return True
 
 
 def cancel_sweep(sweep: SweepDir) -> tuple[int, int]:
-    """Stop the launchers and workers of `sweep`, empty a scheduler's queue of its runs, and ask running runs to stop.
+    """Stop the launchers and workers of `sweep`, remove its runs from a scheduler's queue, and stop its active runs.
 
     Returns:
-        The number of runs that were asked to stop, and the number that were queued.
+        The number of runs that were requested to stop, and the number of runs that were queued.
 
     Raises:
         LaunchError: A scheduler does not answer.

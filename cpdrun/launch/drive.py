@@ -1,4 +1,4 @@
-"""Run the loop of a launch, which polls the executor and stops it on request or after certain failures."""
+"""The loop of a launch, which polls the executor and stops it on request or after certain failures."""
 
 import contextlib
 import signal
@@ -32,9 +32,10 @@ def drive(
         sweep: The sweep.
         options: The options of the launch.
         display: The display of the launch.
-        cancelled_before: The sweep's cancellation at the start. Only a new one stops the executor.
-        on_end: Called when a run ends, with the event and whether the sweep is stopping. It may submit more jobs unless
-            the sweep is stopping. It is no longer called after a full disk or a failure has stopped the executor.
+        cancelled_before: The sweep's cancellation at the start. Only a later cancellation stops the executor.
+        on_end: A function that is called when a run ends, with the event and whether the sweep is stopping. The
+            function may submit more jobs unless the sweep is stopping. It is no longer called after a full disk or a
+            failure has stopped the executor.
 
     Raises:
         FolderGoneError: The sweep's folder does not exist any more.
@@ -64,7 +65,7 @@ def drive(
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM, and SIGHUP in a list. SIGHUP stays ignored if nohup ignores it."""
+    """Collect the signals SIGINT, SIGTERM, and SIGHUP in a list. SIGHUP remains ignored under nohup."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -84,11 +85,13 @@ def _check_folder(sweep: SweepDir, executor: Executor) -> None:
     if not sweep.path.is_dir():
         with contextlib.suppress(OSError, UserError):
             executor.cancel(now=True)
-        raise FolderGoneError(f"{sweep.path} was moved or deleted while its runs trained; they were stopped")
+        raise FolderGoneError(
+            f"{sweep.path} was moved or deleted while its runs trained, so the runs were stopped"
+        )
 
 
 def _stops(outcome: Outcome, options: LaunchOptions) -> str:
-    """Return why the end of a run stops the others, or ""."""
+    """Return the reason why the end of a run stops all other runs, or "" if it does not."""
     if not outcome.status.is_failure:
         return ""
     if DISK_FULL in outcome.reason:

@@ -19,7 +19,7 @@ OWN = "cpdrun."
 def make_executor(
     launcher: dict[str, Any], sweep: SweepDir, options: LaunchOptions, warm: WarmEngine | None = None
 ) -> Executor:
-    """Create an executor. Raises LaunchError if the class cannot be imported or refuses the arguments."""
+    """Create an executor. Raises LaunchError if the class cannot be imported or does not accept the arguments."""
     arguments = {key: value for key, value in launcher.items() if key != "_target_"}
     make: Callable[..., Executor] = executor_class(launcher)
     return make(**arguments, sweep=sweep, options=options, warm=warm)
@@ -64,12 +64,12 @@ def would_write(
 
 
 def advice(launcher: dict[str, Any], sweep: SweepDir, jobs: list[Job], options: LaunchOptions) -> list[str]:
-    """Return notes to read before a launch of these jobs. Empty if the launch would be refused."""
+    """Return notes for the user before a launch of these jobs. The list is empty if the launch would be refused."""
     if not jobs or own_class(launcher) is None:
         return []
     try:
         return make_executor(launcher, sweep, options).advice(jobs)
-    except LaunchError:  # The launch itself reports the error.
+    except LaunchError:  # This error is reported when the runs are launched.
         return []
 
 

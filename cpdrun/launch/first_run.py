@@ -1,7 +1,7 @@
-"""The first runs of a sweep, which show whether the others may start.
+"""The first runs of a sweep, which show whether the other runs may start.
 
-A missing package, or a wrong pattern for the metric of a script, makes all runs fail in the same way. So the other runs
-start only after a first run has ended without such a failure.
+A missing package, or a wrong pattern for the metric of a script, makes all runs fail in the same way. Therefore, the
+other runs start only after a first run has ended without such a failure.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ QUICK_S = 20.0
 
 
 class FirstRun:
-    """Holds back the other jobs of a sweep until a first run has ended.
+    """Delays the other jobs of a sweep until a first run has ended.
 
-    For a script, one run starts alone, because a script that does not log its metric is recognized only when it has
-    ended. For cpdrun's own training loop, as many runs start as this machine trains at the same time. Nothing is held
-    back if the sweep already has a result, if a scheduler starts the runs, or with --keep-going.
+    For a script, a single run starts first, because a missing metric is detected only at the end of a run. For cpdrun's
+    own training loop, as many runs start as this machine can train at the same time. No job is delayed if the sweep
+    already has a result, if a scheduler starts the runs, or with --keep-going.
 
     Args:
         jobs: The jobs to run.
         options: The options of the launch.
         display: The display that shows the launch.
-        only_scripts: Whether only jobs of scripts are held back.
+        only_scripts: Whether only jobs of scripts are delayed.
 
     Attributes:
         jobs: The jobs that may start immediately.
-        problem: Why the other jobs must not start, or "".
+        problem: The reason why the other jobs must not start, or "".
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class FirstRun:
 
     @property
     def held_back(self) -> int:
-        """The number of jobs that are still held back."""
+        """The number of jobs that are still delayed."""
         return len(self._held_back)
 
     def more(self, event: Event) -> list[Job]:
-        """Return the held-back jobs if they may start now that a run has ended, and otherwise an empty list.
+        """Return the delayed jobs if they may start after the given event, and otherwise an empty list.
 
-        The first run that ends decides this.
+        The outcome of the first run that ends decides this.
         """
         if self._is_awaited:
             self._is_awaited = False
@@ -75,7 +75,7 @@ class FirstRun:
         return held_back
 
     def _consequence(self) -> str:
-        """Return what happens to the other runs because the first one has failed."""
+        """Return a sentence about the runs that do not start because the first run has failed."""
         if not self._held_back:
             return ""
         if len(self.jobs) == 1:
@@ -85,7 +85,7 @@ class FirstRun:
 
 
 def _at_once(jobs: Sequence[Job], options: LaunchOptions) -> int:
-    """Return how many jobs start before the first of them has ended."""
+    """Return the number of jobs that start before any of them has ended."""
     if is_script(jobs[0].config):
         return 1
     executor = make_executor(jobs[0].config["launcher"], jobs[0].run.sweep, options)
@@ -96,7 +96,7 @@ def _at_once(jobs: Sequence[Job], options: LaunchOptions) -> int:
 def _problem(event: Event) -> str:
     """Return the problem that made a run fail and would make the other runs fail, too, or "" if there is none."""
     outcome = event.outcome
-    # If a run was killed, the others need not fail.
+    # A killed run does not mean that the other runs would fail.
     if outcome is None or not outcome.status.is_failure or outcome.status is Ending.KILLED:
         return ""
     if NO_METRIC in outcome.reason:

@@ -1,4 +1,4 @@
-"""Run jobs on this machine, as many at the same time as there are slots. Each run has its own agent."""
+"""The executor for this machine. It runs as many jobs at the same time as there are slots, each with its own agent."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from cpdrun.launch.attempt.agent import HELD_BACK
+from cpdrun.launch.attempt.agent import DEFERRED_SIGNALS
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Event, Executor, Job, LaunchError, LaunchOptions
 from cpdrun.launch.machine.resources import Slots, cores, gpus
@@ -43,12 +43,13 @@ class LocalExecutor(Executor):
     """An executor that runs jobs on the cores or the GPUs of this machine.
 
     Args:
-        jobs: The number of ranks at the same time. None means cores / threads, or GPUs * jobs_per_gpu.
+        jobs: The number of ranks that run at the same time. None means cores / threads, or GPUs * jobs_per_gpu.
         jobs_per_gpu: The number of ranks that share a GPU.
-        warm_start: Whether to fork runs from a process that has imported torch. If not, each run imports it.
+        warm_start: Whether to fork runs from a process that has imported torch. If not, each run imports torch itself.
         sweep: The sweep of the jobs. Not used.
-        options: The options of the launch. Its `jobs` and `jobs_per_gpu` take precedence. Agents get its `retries`.
-        warm: The warm engine to use. It stays open when this executor closes.
+        options: The options of the launch. If set, its `jobs` and `jobs_per_gpu` replace the arguments of the same
+            name. Its `retries` are passed to the agents.
+        warm: The warm engine to use. It remains open when this executor closes.
     """
 
     here = True
@@ -78,9 +79,11 @@ class LocalExecutor(Executor):
     @classmethod
     def unavailable(cls, configs: list[dict[str, Any]], options: LaunchOptions) -> str | None:
         if not options.wait:
-            return "--no-wait leaves the runs to others: it needs --launcher slurm or --launcher pull"
+            return "--no-wait needs --launcher slurm or --launcher pull, which train runs outside of this process"
         if any(config["device"] == "cuda" for config in configs) and not gpus():
-            return "device=cuda: this machine has no GPU; device=auto takes one where there is one"
+            return (
+                "device=cuda: this machine has no GPU. With device=auto, a GPU is used only if there is one"
+            )
         return None
 
     def at_once(self, jobs: list[Job]) -> int:
@@ -156,8 +159,9 @@ class LocalExecutor(Executor):
         environ = dict(os.environ)
         if places[0] != "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(places))
-        # The agent inherits the blocked signals. A stop then waits until the agent has installed its handlers.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        # The agent inherits the blocked signals, so a signal is delivered only when the agent has installed its
+        # handlers.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         try:
             process = subprocess.Popen(
                 command,

@@ -1,4 +1,4 @@
-"""Track jobs of this launch whose runs another launcher or worker trains."""
+"""Tracking of the jobs of this launch whose runs are trained by another launcher or worker."""
 
 import time
 
@@ -6,17 +6,17 @@ from cpdrun.launch.attempt.ending import end_of
 from cpdrun.launch.base import Event, Job
 from cpdrun.record import failed_since, is_claimed
 
-LOOK_S = 1.0  # how often to look
+POLL_S = 1.0  # the interval between two checks of the jobs
 
 
 class Elsewhere:
-    """The jobs whose runs another launcher or worker has claimed, or has run to their end.
+    """The jobs whose runs another launcher or worker has claimed or finished.
 
-    The number of attempts that each run had when its job was submitted is recorded. If a later attempt fails, it is an
-    attempt of the other process, and the run is not tried again here.
+    When a job is submitted, the number of attempts of its run is recorded. If a later attempt fails, another process
+    made it, and the run is not tried again here.
 
     Attributes:
-        jobs: The jobs whose end is awaited.
+        jobs: The jobs whose runs have not ended yet.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class Elsewhere:
         return self._known[job.run.name]
 
     def has(self, job: Job) -> bool:
-        """Return True if another process has claimed the run or has run it to its end.
+        """Return True if another process has claimed or finished the run of a job.
 
-        An agent checks this, too, after it has claimed a run. This check avoids starting an agent that would only end.
+        An agent checks this, too, after it has claimed a run. The check here avoids starting an agent in vain.
         """
         run = job.run
         return run.done.exists() or is_claimed(run) or failed_since(run, self.known(job))
 
     def look(self) -> tuple[list[Event], list[Job]]:
         """Return the events of runs that other processes have ended, and the jobs that they dropped."""
-        if not self.jobs or time.monotonic() - self._looked < LOOK_S:
+        if not self.jobs or time.monotonic() - self._looked < POLL_S:
             return [], []
         self._looked = time.monotonic()
         waited_for, self.jobs = self.jobs, []

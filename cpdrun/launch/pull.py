@@ -1,7 +1,8 @@
-"""Leave runs to workers: processes of `cpdrun sweep --join SWEEP` on any machine that sees the folder.
+"""The executor that leaves runs to workers.
 
-This supports schedulers that cpdrun does not know, because they can start `cpdrun sweep --join` on each machine. Runs
-are not assigned to workers. A worker claims a run (`cpdrun.record.lock`) before it trains it.
+A worker is a process of `cpdrun sweep --join SWEEP`, on any machine that has access to the folder. Any scheduler can
+start such a command on each machine. Runs are not assigned to workers. Instead, a worker claims a run
+(`cpdrun.record.lock`) before it trains the run.
 """
 
 import time
@@ -28,18 +29,18 @@ TAKEN = {
     State.PENDING,
     State.PREEMPTED,
     State.RUNNING,
-}  # The last state is included because another worker may drop a run.
+}  # The last state is included, because another worker may stop a run before it has ended.
 READ_HERE = (
     "nproc",
     "threads",
     "device",
     "patience_s",
     "limit_s",
-)  # These config keys are read before a run begins.
+)  # the config keys that are read before a run begins
 
 
 class PullExecutor(Executor):
-    """An executor that starts nothing, and watches the runs of workers.
+    """An executor that starts no processes itself, but watches the runs of workers.
 
     Args:
         sweep: The sweep. If the launch is stopped, the workers of this sweep stop.
@@ -61,9 +62,7 @@ class PullExecutor(Executor):
     @property
     def note(self) -> str:  # type: ignore[override]  # an attribute in the base class
         failed = any(state_of(job.run) is State.FAILED for job in self._jobs.values())
-        return (
-            f"Runs are taken by: cpdrun sweep --join {self._sweep.path}{' --rerun failed' if failed else ''}"
-        )
+        return f"To train the runs, type cpdrun sweep --join {self._sweep.path}{' --rerun failed' if failed else ''}"
 
     def submit(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -114,10 +113,10 @@ class PullExecutor(Executor):
 class Pool:
     """The runs of a sweep that a worker may train: waiting, stopped, and, if `failed` is true, failed runs.
 
-    Runs of other workers are included. They are watched, and taken over if their worker is killed.
+    Runs that other workers train are included, because this worker continues them if their worker is killed.
 
     Attributes:
-        unreadable: Why runs cannot be taken, keyed by name.
+        unreadable: The problem of each run that cannot be read, keyed by the name of the run.
     """
 
     def __init__(self, sweep: SweepDir, *, failed: bool = False) -> None:
@@ -127,7 +126,7 @@ class Pool:
         self.unreadable: dict[str, str] = {}
 
     def take(self, *_: Any) -> list[Job]:
-        """Return the jobs that are new since the last call."""
+        """Return the jobs that were added since the last call."""
         jobs = []
         for run in self._sweep.runs():
             if run.name in self._seen or not run.config.exists():

@@ -5,8 +5,9 @@
         problems, notes = session.preflight(configs, options)
         summary = session.launch(sweep, jobs, launcher, options, display, cancelled_before)
 
-`launch` may be called several times. With `more`, it takes further jobs while others still run: whenever a run ends,
-`more(event)` returns the jobs to add. Both use the same warm process, so a further run starts in tenths of a second.
+`launch` may be called several times. The argument `more` adds jobs while other jobs still run: whenever a run ends,
+`more(event)` returns the jobs to add. All launches use the same warm process, so a further run starts in tenths of a
+second.
 """
 
 import json
@@ -34,7 +35,7 @@ More = Callable[[Event], Sequence[Job]]
 
 
 class Session:
-    """A context manager that launches runs. It ends all its processes on exit, and is not thread-safe.
+    """A context manager that launches runs. It ends all its processes on exit. It is not thread-safe.
 
     Raises:
         LaunchError: No run can be started on this machine.
@@ -55,7 +56,7 @@ class Session:
     def warm_up(self) -> None:
         """Start importing torch in another process, so that runs start sooner.
 
-        The duration of the first launch counts from here.
+        The reported duration of the first launch includes the time since this call.
         """
         self._began = time.monotonic()
         self.warm.start()
@@ -66,8 +67,8 @@ class Session:
         The checks run in the warm process, from which the runs are forked later.
 
         Returns:
-            The problems that prevent training, such as missing data. Then the notes to read before training, such as
-            products that stay in float32. Each is one line.
+            A tuple: the problems that prevent training, such as missing data, and the notes for the user, such as
+            products that stay in float32. Each problem and each note is one line.
 
         Raises:
             LaunchError: The launcher of a config does not exist.
@@ -75,7 +76,7 @@ class Session:
         for launcher in _each_once([config["launcher"] for config in configs if "launcher" in config]):
             if problem := executor_class(launcher).unavailable(configs, options):
                 return [problem], []
-        return self.warm.look(configs)
+        return self.warm.check(configs)
 
     def launch(
         self,
@@ -90,8 +91,8 @@ class Session:
     ) -> Summary:
         """Run jobs to their ends, and return how they ended.
 
-        Ctrl-C stops gently: runs save and can be resumed. A second Ctrl-C stops at once. The launch waits for jobs of
-        other launchers, too, and counts them by how they ended there.
+        After Ctrl-C, runs save and stop, and can be resumed. A second Ctrl-C kills them. If another launcher trains the
+        run of a job, the launch waits for it and counts the outcome of the other launcher.
 
         Args:
             sweep: The sweep.
@@ -100,7 +101,8 @@ class Session:
             options: The options of the launch. Without `wait`, a scheduler gets the jobs and nothing is shown.
             display: The display of the progress.
             cancelled_before: The sweep's `cancellation` before the launch.
-            more: Returns further jobs when a run has ended. After Ctrl-C, they only count as left to do.
+            more: A function that returns further jobs when a run has ended. After Ctrl-C, these jobs are not started,
+                and only count as left to do.
 
         Raises:
             LaunchError: The whole sweep cannot continue, for example without a scheduler.
@@ -153,7 +155,7 @@ def _contents(path: Path) -> bytes | None:
 
 
 def write_configs(jobs: Sequence[Job]) -> None:
-    """Write config.yaml, overrides.txt and format.json of each job, unless they are there already.
+    """Write config.yaml, overrides.txt and format.json of each job, unless they already exist.
 
     Secrets are masked in the files. The processes of the runs inherit them in an environment variable.
     """

@@ -1,4 +1,4 @@
-"""The summary of a launch: how its runs ended, and the share of the core-seconds that was spent on training."""
+"""The summary of a launch: the outcomes of its runs, and the share of the core-seconds that was spent on training."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class FailedRun:
 
     Attributes:
         run: The name of the run.
-        reason: Why it failed.
+        reason: The reason why it failed.
     """
 
     run: str
@@ -23,11 +23,11 @@ class FailedRun:
 
 @dataclass
 class LeftRunning:
-    """Processes that outlive their run.
+    """Processes that still run after their run has ended.
 
     Attributes:
         run: The name of the run.
-        processes: The processes as text.
+        processes: A description of the processes.
     """
 
     run: str
@@ -44,10 +44,10 @@ class Summary:
         did_not_learn: The number of runs that did not learn.
         failed: The runs that failed.
         interrupted: The number of runs that are left to do because the launch was stopped.
-        submitted: The number of runs that were handed to a scheduler. Their results are not known yet.
-        wall_seconds: How long the launch took.
-        left_running: Processes that outlive their runs.
-        training_share: The share of the core-seconds that was training. None if no run ended on this machine.
+        submitted: The number of runs that were submitted to a scheduler. Their results are not known yet.
+        wall_seconds: The duration of the launch in seconds.
+        left_running: Processes that still run after their runs have ended.
+        training_share: The share of the core-seconds that was spent on training. None if no run ended on this machine.
     """
 
     done: int = 0
@@ -86,8 +86,8 @@ class WorkDocument:
     """The runs that `cpdrun sweep --join` has trained.
 
     Attributes:
-        sweeps: The sweeps that were named.
-        notes: What a user should know in addition.
+        sweeps: The sweeps on the command line.
+        notes: Further notes for the user.
     """
 
     sweeps: list[JoinedSweep]
@@ -109,11 +109,11 @@ class Tally:
         self._began = began
         self._summary = Summary()
         self._started: dict[str, float] = {}
-        # For each run that this launch has trained: its job, and the seconds that it took.
+        # For each run that this launch has trained: the job, and the duration of the run in seconds.
         self._executed: dict[str, tuple[Job, float]] = {}
 
     def event(self, event: Event) -> None:
-        """Count that a run has started or ended."""
+        """Count the start or the end of a run."""
         name = event.job.run.name
         if event.outcome is None:
             self._started[name] = time.monotonic()
@@ -133,7 +133,7 @@ class Tally:
         """Return the summary of all events so far.
 
         Args:
-            slots: The number of ranks that the executor runs at the same time. 0 if a scheduler decides it.
+            slots: The number of ranks that the executor runs at the same time, or 0 if a scheduler decides.
             waited: Whether the launch waited for its runs. If not, the runs without a result count as submitted.
         """
         summary = self._summary
@@ -149,8 +149,8 @@ def training_share(jobs: list[tuple[Job, float]], slots: int, wall_seconds: floa
     """Return the share of `wall_seconds * slots` that was spent training.
 
     Args:
-        jobs: The jobs that this launch has executed, each with the seconds that it took.
-        slots: The number of ranks that run at the same time. 0 if a scheduler decides it.
+        jobs: The jobs that this launch has executed, each with its duration in seconds.
+        slots: The number of ranks that run at the same time, or 0 if a scheduler decides.
         wall_seconds: The duration of the launch.
 
     Returns:

@@ -1,7 +1,8 @@
 """Identify the processor that trained a run.
 
-Runs with equal settings may differ in their bits if they are trained on different processors. The libraries that torch
-calls choose their code by the available vector instructions, and the code determines the order of float32 sums.
+Runs with equal settings may have different bits if they are trained on different processors. The libraries that torch
+calls select their code according to the available vector instructions, and the code determines the order of float32
+sums.
 """
 
 import platform
@@ -17,11 +18,11 @@ CPUINFO = Path("/proc/cpuinfo")
 VECTOR = (
     *("sse4_2", "avx", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"),
     *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16"),
-)  # The instructions that libraries look for, as Linux names them: first x86, then Arm.
+)  # the vector instructions on which libraries depend, with their names in Linux: first x86, then Arm
 
 Processor = tuple[
     str, str | None
-]  # The name and the vector instructions. The latter are None in older records.
+]  # the name and the vector instructions of a processor. In older records, the vector instructions are None.
 
 
 @cache
@@ -38,7 +39,7 @@ def processor() -> tuple[str, str]:
 
 
 def processors(runs: Iterable[RunDir]) -> Counter[Processor]:
-    """Count the runs that each processor or GPU trained. Runs whose env.json names no device are left out."""
+    """Return the number of runs that each processor or GPU trained, without runs whose env.json names no device."""
     found: Counter[Processor] = Counter()
     for run in runs:
         env = read_object(run.env) or {}

@@ -1,7 +1,8 @@
-"""Define the entries of a run's JSON files as dataclasses.
+"""The entries of a run's JSON files as dataclasses.
 
-Files are written with the fields in this order. Reading tolerates old and damaged files: if a field is missing or has
-another type, it takes its default. If it has no default, there is no entry (None). Unknown keys are ignored.
+Files are written with the fields in the order of the dataclass. Old and damaged files can be read, too: a field that is
+missing or has another type gets its default. If such a field has no default, the entry cannot be read, and the result
+is None. Unknown keys are ignored.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from cpdrun.record.measure import Measure, known_judge
 
 
 class Ending(StrEnum):
-    """How an attempt at a run, or the run, ended."""
+    """The ways in which a run, or an attempt to train it, can end."""
 
     FINISHED = "finished"
     DIVERGED = "diverged"  # The loss was not finite. This is a result.
@@ -28,11 +29,11 @@ class Ending(StrEnum):
     KILLED = "killed"
     OUT_OF_MEMORY = "out of memory"
     FAILED = "failed"
-    ELSEWHERE = "elsewhere"  # Another launcher has the run. Agents report this, but never record it.
+    ELSEWHERE = "elsewhere"  # Another launcher trains the run. Agents report this, but never record it.
 
     @classmethod
     def _missing_(cls, value: object) -> "Ending | None":
-        return cls.FAILED if isinstance(value, str) else None  # Another version may have other endings.
+        return cls.FAILED if isinstance(value, str) else None  # Another version may have more endings.
 
     @property
     def has_result(self) -> bool:
@@ -45,10 +46,10 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """The base class of the entries of a file or of a line."""
+    """The base class of entries. An entry is the content of a file or of a line of a file."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ()  # These fields are not written if they are None.
-    KEYS: ClassVar[Mapping[str, str]] = {}  # The keys of fields that have another name in the file.
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ()  # the fields that are not written if they are None
+    KEYS: ClassVar[Mapping[str, str]] = {}  # the keys in the file of fields that have a different name there
 
     @classmethod
     def read(cls, value: Any) -> Self | None:
@@ -74,7 +75,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Best(Entry):
-    """The best value of the metric that a run is judged by, and the epoch that had it, counted from 1."""
+    """The best value of the metric that judges a run, and its epoch, counted from 1."""
 
     metric: str
     value: float
@@ -97,7 +98,7 @@ class Result(Entry):
     status: Ending  # finished, diverged or did not learn
     metrics: dict[str, float | None] = field(default_factory=dict)
     measures: dict[str, Measure] = field(default_factory=dict)  # the direction and unit of each metric
-    judged_by: str | None = None  # the metric by which a report judges the run
+    judged_by: str | None = None  # the metric that judges the run
     best: Best | None = None
     test_samples: int | None = None
     num_classes: int | None = None
@@ -107,7 +108,7 @@ class Result(Entry):
     parameters: int | None = None  # the number of trained values of one model
     topology: dict[str, float] | None = None  # properties of the gossip topology
     longest_chain: int | None = (
-        None  # the largest number of rounded additions in series that a gradient passes
+        None  # the largest number of rounded additions that one gradient passes through
     )
     weights_sha256: str | None = None
     products: dict[str, Any] | None = None  # multiply-accumulates per step of a worker, by formats
@@ -130,7 +131,7 @@ class Result(Entry):
 
     @property
     def judge(self) -> str | None:
-        """The metric by which the run is judged, or None if no metric is known."""
+        """The metric that judges the run, or None if no metric is known."""
         return self.judged_by if self.judged_by in self.metrics else known_judge(self.metrics)
 
 
@@ -162,7 +163,7 @@ class EpochRow(Entry):
     epoch: int
     step: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    nonfinite_gradients: int | None = None  # the number of elements in this epoch
+    nonfinite_gradients: int | None = None  # the number of inf and NaN in the gradients of this epoch
     layers: dict[str, Any] | None = None  # the last statistics of each layer
     train_seconds: float = 0.0
 
@@ -176,7 +177,7 @@ class EpochRow(Entry):
 
 @dataclass(frozen=True)
 class LoggedRow(Entry):
-    """A line of metrics.jsonl that a user's script logged, with the epoch or step if the script gave one."""
+    """A line of metrics.jsonl that a user's script logged. It contains the epoch or step if the script logged one."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("epoch", "step")
 
@@ -189,7 +190,7 @@ class LoggedRow(Entry):
         return super().read(_metrics_apart(cls, value))
 
     def as_json(self) -> dict[str, Any]:
-        # This does not use `asdict`, which is slow, because it runs between training steps.
+        # This method runs between training steps, so it does not use the slow function `asdict`.
         places = {}
         if self.epoch is not None:
             places["epoch"] = int(self.epoch) if float(self.epoch).is_integer() else self.epoch
@@ -200,7 +201,7 @@ class LoggedRow(Entry):
 
 @dataclass(frozen=True)
 class Where(Entry):
-    """Where and when an attempt runs, in where.json. Other shells use it to find the attempt and its speed."""
+    """The machine and the start time of an attempt, stored in where.json. `cpdrun status` shows them in any shell."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"scheduled": "slurm_job"}
 
@@ -217,10 +218,10 @@ class Lost(Entry):
 
     rank: int  # the rank that was killed last
     signal: int
-    restarts: int  # how often all ranks were restarted until the lost steps were done again
+    restarts: int  # the number of restarts of all ranks until the lost steps were repeated
     step: int  # the number of steps that the run had completed
     steps: int  # the number of steps that were trained again
-    seconds: float  # from the end of the last lost step until it was done again
+    seconds: float  # the time from the end of the last lost step until the step was repeated
 
     @property
     def description(self) -> str:
@@ -230,7 +231,7 @@ class Lost(Entry):
 
 @dataclass(frozen=True)
 class Outcome(Entry):
-    """How an attempt ended, in exit.json. `rank` is the first rank that failed. `reason` is one line, or ""."""
+    """The outcome of an attempt, in exit.json. `rank` is the first rank that failed. `reason` is one line, or ""."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"status": "outcome"}
     LEFT_OUT: ClassVar[tuple[str, ...]] = (
@@ -249,9 +250,11 @@ class Outcome(Entry):
     attempt: int | None = None
     started: float | None = None  # seconds since 1970
     ended: float | None = None
-    restarts: int | None = None  # how often the ranks were restarted after one was killed
-    lost_seconds: float | None = None  # the seconds of work that was done again or must be done again
-    left_running: str | None = None  # processes that outlive the ranks: "712 (wandb-core), 713 (...)"
+    restarts: int | None = None  # the number of restarts of the ranks after one of them was killed
+    lost_seconds: float | None = None  # the seconds of work that was or must be repeated
+    left_running: str | None = (
+        None  # processes that still run after the ranks, such as "712 (wandb-core), 713 (...)"
+    )
 
 
 def _metrics_apart(cls: type[Entry], value: Any) -> Any:
@@ -289,12 +292,14 @@ def _is(kind: Any, value: Any) -> bool:
         return isinstance(value, str)
     if kind in (int, float):
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and abs(value) <= float_info.max  # Our JSON never contains NaN or infinities.
+        return (
+            number and abs(value) <= float_info.max
+        )  # The JSON files of cpdrun never contain NaN or infinities.
     return isinstance(value, kind)
 
 
 def _as(kind: Any, value: Any) -> Any:
-    """Convert a value to its type. In a mapping of numbers, None replaces other values."""
+    """Convert a value to a declared type. In a mapping of numbers, values of other types are replaced by None."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if get_origin(kind) is dict and (number := get_args(kind)[1]) is not Any:
@@ -304,5 +309,5 @@ def _as(kind: Any, value: Any) -> Any:
 
 @cache
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a union with None, such as `float | None`. Other types are returned alone."""
+    """Return the types in a union such as `float | None`. For any other type, return a tuple with only this type."""
     return get_args(kind) if NoneType in get_args(kind) else (kind,)

@@ -1,10 +1,11 @@
-"""Read and write which examples of the test set a run answered correctly.
+"""Read and write the outcomes of a run's test examples: whether the run answered each example correctly.
 
-A comparison needs them to compute how much of a difference is due to the choice of the test examples, which does not
-average out with more seeds (`cpdrun.stats.finite_test_set`).
+Part of the difference between two runs is due to the choice of the test examples. This part does not average out with
+more seeds, and outcomes are needed to compute it (`cpdrun.stats.finite_test_set`).
 
-The file begins with one line of JSON, which names the metric and the test set. Then follows one bit per example, packed
-as by `numpy.packbits`: the first example is the highest bit of the first byte. Unused bits of the last byte are 0.
+The file begins with one line of JSON, which contains the metric and identifies the test set. The rest of the file
+contains one bit per example, packed as by `numpy.packbits`: the first example is the highest bit of the first byte.
+Unused bits of the last byte are 0.
 """
 
 import json
@@ -43,11 +44,11 @@ class ExampleOutcomes:
 
     @property
     def mean(self) -> float:
-        """The share of correct answers. It equals the recorded metric bit for bit."""
+        """The share of correct answers. It equals the recorded metric, bit for bit."""
         return int.from_bytes(self.bits).bit_count() / self.samples
 
     def unpack(self) -> "np.ndarray":
-        """Return a uint8 array with 1 for each correct answer and 0 for each other one."""
+        """Return a uint8 array with 1 for each correct answer and 0 for each wrong answer."""
         import numpy as np
 
         return np.unpackbits(np.frombuffer(self.bits, np.uint8), count=self.samples)
@@ -78,17 +79,19 @@ def read_example_outcomes(run: RunDir, result: Result) -> ExampleOutcomes:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise ValueError("begins with no line of JSON")
+        raise ValueError("does not begin with a line of JSON that contains an object")
     if problem := newer(header):
         raise ValueError(problem)
     metric, samples, digest = (header.get(key) for key in ("metric", "samples", "labels_sha256"))
     if not isinstance(metric, str) or type(samples) is not int or not 0 < samples <= MAX_EXAMPLES:
-        raise ValueError("does not say which metric it belongs to and how many examples there are")
+        raise ValueError("does not contain a valid metric and number of examples")
     if not (isinstance(digest, str) and len(digest) == _SHA256_DIGITS):
-        raise ValueError("does not say of which test set it is")
+        raise ValueError("does not contain the digest of the test set's labels")
     if len(bits) != (samples + 7) // 8 or (bits[-1] & (1 << (-samples % 8)) - 1):
-        raise ValueError(f"does not hold {samples} bits")
+        raise ValueError(f"does not contain exactly {samples} bits")
     outcomes = ExampleOutcomes(metric, samples, digest, bits)
     if result.metrics.get(metric) != outcomes.mean:
-        raise ValueError(f"belongs to other results: its mean is not the {metric} of {run.done.name}")
+        raise ValueError(
+            f"belongs to another result, because its mean differs from {metric} in {run.done.name}"
+        )
     return outcomes

@@ -1,7 +1,7 @@
 """Write runs of other tools as run directories.
 
-A report reads nothing but run directories, so runs that were trained elsewhere get the same answer, tables, tests and
-plots. docs/record.md lists the files and their keys.
+A report reads only run directories, so these runs get the same answer, tables, tests and plots as runs of cpdrun.
+docs/record.md lists the files and their keys.
 """
 
 import os
@@ -27,7 +27,7 @@ from cpdrun.record.version import VERSION, newer
 from cpdrun.record.yaml_files import read_manifest
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml is ten times as fast
-_MAX_FORMAT_LENGTH = 60  # characters of a format in a folder's name
+_MAX_FORMAT_LENGTH = 60  # the largest number of characters of a format's name in a folder's name
 
 
 def write_run(
@@ -92,18 +92,19 @@ def write_run(
         rows: The learning curve, one mapping per epoch, such as {"epoch": 1, "test_accuracy": 0.9}. Epochs start at 1
             and increase.
         judged_by: The metric that a report judges by. The default is the first of `metrics`.
-        diverged: The loss was not finite. The run counts as no better than a guess, whatever was measured. It may have
-            no metrics, or metrics that are None or NaN.
-        failed: The run ended with an error and has no result. If the baseline's run with the same seed finished, it
-            counts as the worst outcome, and its format is not certified. `metrics` may be empty.
+        diverged: Whether the loss was not finite. Such a run counts as no better than a guess, whatever its metrics. It
+            may have no metrics, or metrics that are None or NaN.
+        failed: Whether the run ended with an error and has no result. If the baseline's run with the same seed
+            finished, the failed run counts as the worst outcome, and its format is not certified. `metrics` may be
+            empty.
         test_samples: The number of test samples of an accuracy. Intervals then include their sampling error.
         num_classes: The number of classes. It distinguishes a model that learned from one that guesses.
         train_seconds: The training time in seconds.
         bytes_per_step: The bytes that a worker sent per step.
         parameters: The number of trained values. With `bytes_per_step` and `world_size`, it gives the bits sent per
             parameter and step.
-        env: The environment of the run, such as {"torch": "2.9.0"}. Reports list what differs between runs.
-        replace: Replace existing results with the same settings and seed.
+        env: The environment of the run, such as {"torch": "2.9.0"}. Reports list differences between runs.
+        replace: Whether to replace existing results with the same settings and seed.
 
     Raises:
         InvalidValueError: A value cannot be recorded, its meaning is ambiguous, or it contradicts existing results. The
@@ -196,7 +197,7 @@ def _is_same(run: RunDir, files: Mapping[str, Any]) -> bool:
 
 
 def _refuse(run: RunDir, done: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError that says how the existing results differ."""
+    """Raise InvalidValueError with a message that describes how the existing results differ."""
     there = run.result()
     if problem := newer(read_json(run.done)):
         raise InvalidValueError(f"{run.done} {problem}")

@@ -2,8 +2,8 @@
 
 A record may come from an untrusted source. Therefore all files of a record are opened for reading by `open_record`,
 which accepts only regular files. Files are replaced in one step: a temporary file is written, synced to the disk, and
-renamed. JSON lines that are complete survive if the process is killed. Since JSON has no NaN and no infinities, they
-are written as null.
+renamed. If the process is killed, complete JSON lines are not lost. NaN and infinities are written as null, because
+JSON does not have them.
 """
 
 import contextlib
@@ -26,7 +26,9 @@ MAX_JSON_BYTES = 16 << 20
 MAX_LINE_BYTES = 4 << 20  # the limit for a line of a JSON-lines file or of a log
 MAX_LINES_BYTES = 256 << 20  # the limit for a JSON-lines file
 MAX_ARRAYS_BYTES = 512 << 20  # the limit for the unpacked contents of an .npz file
-STALE_S = 60  # A temporary file of this age belonged to a process that was killed, because writing takes milliseconds.
+STALE_S = (
+    60  # Writing takes milliseconds, so a temporary file that is older than this belongs to a killed process.
+)
 _SUFFIX = ".partial"  # the suffix of temporary files
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
 _LINE = json.JSONEncoder(allow_nan=False).encode  # json.dumps would create a new encoder for each line.
@@ -35,9 +37,9 @@ os.umask(_UMASK)
 
 
 class NotRegularError(OSError):
-    """A path in a record is not a regular file, or the file is larger than any file that cpdrun writes.
+    """Raised if a path in a record is not a regular file, or the file is larger than any file that cpdrun writes.
 
-    For example, it may be a link, a pipe, a device, or a folder.
+    For example, the path may be a link, a pipe, a device, or a folder.
     """
 
 
@@ -102,7 +104,7 @@ def open_record(path: Path) -> BinaryIO:
             raise NotRegularError(
                 errno.ELOOP, "is a symbolic link; a record contains only regular files", str(path)
             ) from None
-        if error.errno == errno.ENXIO:  # a socket
+        if error.errno == errno.ENXIO:  # The path is a socket.
             raise NotRegularError(errno.EINVAL, NOT_REGULAR, str(path)) from None
         raise
     try:

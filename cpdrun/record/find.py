@@ -12,11 +12,11 @@ DEFAULT_RESULTS_DIR = "results"
 
 
 class NotFoundError(UserError):
-    """There is no such sweep or run, or there are several. The message lists the existing ones."""
+    """Raised if a sweep or run does not exist, or if a name matches several. The message lists existing ones."""
 
 
 def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
-    """Return the sweeps with these names or folders. Without any, return the sweep that was started last.
+    """Return the sweeps with these names or folders. Without arguments, return the sweep that was started last.
 
     Names are looked up in the folder of `results_dir=PATH`.
 
@@ -28,7 +28,7 @@ def find_sweeps(words: Sequence[str]) -> list[SweepDir]:
     if not names:
         if not known:
             raise NotFoundError(
-                f"no sweep in {results_dir}/ yet; run one first: cpdrun sweep exp=digits_bits"
+                f"there is no sweep in {results_dir}/ yet. Start one first, such as cpdrun sweep exp=digits_bits"
             )
         return [max(known, key=lambda sweep: sweep.runs_folder.stat().st_mtime)]
     sweeps = []
@@ -59,7 +59,7 @@ def find_sweeps_or_runs(words: Sequence[str]) -> tuple[list[SweepDir], list[RunD
 
 
 def sweeps_in(results_dir: Path) -> list[SweepDir]:
-    """Return every sweep under `results_dir`, sorted by name. A sweep is a folder that holds runs/."""
+    """Return every sweep in `results_dir`, sorted by name. A sweep is a folder that contains a folder runs/."""
     try:
         folders = sorted(results_dir.iterdir())
     except OSError:
@@ -68,7 +68,7 @@ def sweeps_in(results_dir: Path) -> list[SweepDir]:
 
 
 def split_results_dir(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the PATH of `results_dir=PATH`, the last if there are several, and the other words."""
+    """Return the PATH of the last `results_dir=PATH` among the words, and all other words."""
     folders = [results_dir_of(word) for word in words if word.startswith(RESULTS_DIR)]
     names = [word for word in words if not word.startswith(RESULTS_DIR)]
     return Path(folders[-1] if folders else DEFAULT_RESULTS_DIR), names
@@ -89,7 +89,7 @@ def _run(word: str, results_dir: Path) -> RunDir:
     if len(exact or found) == 1:
         return (exact or found)[0]
     if not found:
-        raise NotFoundError(f"no run {word!r} in {results_dir}/; cpdrun status names them")
+        raise NotFoundError(f"no run {word!r} in {results_dir}/. `cpdrun status` lists the runs")
     names = ", ".join(sorted({run.name for run in found})[:4])
     raise NotFoundError(
         f"{word!r} may be any of {len(found)} runs: {names}{', ...' if len(found) > 4 else ''}"

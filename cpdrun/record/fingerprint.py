@@ -1,7 +1,7 @@
-"""Compute digests of the code and data of a run, and find out what has changed since it was trained.
+"""Compute digests of the code and data of a run, and find changes since the run was trained.
 
-A run's name is a hash of its configuration only. If code or data change, the same command therefore asks for the same
-runs. env.json contains the digests, so that the command can report the change.
+A run's name is a hash of its configuration only. If code or data change, the same command therefore plans runs with the
+same names. env.json contains the digests of code and data, so that the command can report the change.
 """
 
 import hashlib
@@ -17,8 +17,11 @@ from cpdrun.record.files import read_json
 from cpdrun.record.layout import RunDir
 
 DIGITS = 10  # the number of hexadecimal digits of a SHA-256 digest
-MOST_FILES = 20_000  # This limits the files of a data folder. Listing ImageNet over a network takes minutes.
-MOST_BYTES = 64 << 20  # This limits the contents that are read. Only names and sizes of further files count.
+# The largest number of files of a data folder that are included. Listing all files of ImageNet over a network takes
+# minutes.
+MOST_FILES = 20_000
+# The largest number of bytes that are read. Of all further files, only the names and sizes are included.
+MOST_BYTES = 64 << 20
 OWN_PACKAGES = ("cpdrun", "custom_fp")
 COMPUTES = {".py", ".so", ".pyd", ".h", ".cu", ".cuh"}
 
@@ -37,7 +40,7 @@ def file_digest(path: Path) -> str | None:
 def data_digest(path: Path) -> str | None:
     """Return a digest of a file or of the files in a folder, or None if the path does not exist.
 
-    It covers the names and sizes of the first MOST_FILES files, and the first MOST_BYTES of their contents.
+    The digest includes the names and sizes of the first MOST_FILES files, and the first MOST_BYTES of their contents.
     """
     digest, left = hashlib.sha256(), MOST_BYTES
     if not path.exists():
@@ -59,7 +62,7 @@ def data_digest(path: Path) -> str | None:
 
 @cache
 def own_digest() -> str:
-    """Return a digest of the code of cpdrun and custom_fp, because other versions may compute other bits."""
+    """Return a digest of the code of cpdrun and custom_fp. Other versions of this code may compute other bits."""
     digest = hashlib.sha256()
     for package in OWN_PACKAGES:
         spec = find_spec(package)

@@ -1,4 +1,4 @@
-"""Define the paths of all files of a record. Only this module contains their names.
+"""The paths of all files of a record. Only this module contains their names.
 
 <results_dir>/<sweep>/sweep.yaml                  axes, overrides, runs, git commit, versions
 <results_dir>/<sweep>/.lock                       the lock that is held while the sweep's own files are updated
@@ -33,13 +33,13 @@ from cpdrun.record.files import append_json_line, read_json, read_json_lines
 
 # The version of observed.npz, which the trainer writes and the report reads. Version 1 had wrong extremes.
 OBSERVED_LAYOUT = 2
-MAX_ROWS = 50_000  # Of a longer curve, evenly spaced rows are read.
+MAX_ROWS = 50_000  # the largest number of rows that are read. If there are more, evenly spaced rows are read.
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a run: `attempts/<number>/`."""
+    """The files of one attempt to train a run, in the folder `attempts/<number>/`."""
 
     path: Path
 
@@ -73,7 +73,7 @@ class Attempt:
         return Where.read(read_json(self.where)) or Where()
 
     def outcome(self) -> Outcome | None:
-        """Return the entry of exit.json. None while the attempt runs, or if its agent was killed, too."""
+        """Return the entry of exit.json, or None while the attempt runs, or if its agent was killed."""
         return Outcome.read(read_json(self.exit))
 
     @property
@@ -82,13 +82,13 @@ class Attempt:
         return self.path / ".pulse"
 
     @property
-    def asks(self) -> Path:
-        """A file that is touched when a user's script first asks whether it should stop."""
+    def polls_stop(self) -> Path:
+        """A file that is touched when a user's script calls `should_stop` for the first time."""
         return self.path / ".asks"
 
     @property
-    def told(self) -> Path:
-        """A file that is touched when a user's script was told to stop."""
+    def stop_delivered(self) -> Path:
+        """A file that is touched when `should_stop` has returned True to a user's script."""
         return self.path / ".told"
 
     @property
@@ -126,7 +126,7 @@ class RunDir:
     def format_facts(self) -> Path:
         """The name, bits, and exponent bits of the run's format, written when it is launched.
 
-        Readers need this file because they import no module that a record names. Older records lack it.
+        Readers need this file, because they do not import modules that a record names. Older records do not have it.
         """
         return self.path / "format.json"
 
@@ -139,7 +139,7 @@ class RunDir:
         """The uncommitted changes in the repository of the user's folder. Absent if there were none."""
         return self.path / "code.diff"
 
-    @cached_property  # It is used between a script's training steps.
+    @cached_property  # It is cached because it is used between the training steps of a script.
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -155,9 +155,9 @@ class RunDir:
 
     @property
     def example_outcomes(self) -> Path:
-        """The answers to the test examples (`cpdrun.record.example_outcomes`).
+        """The outcomes of the test examples (`cpdrun.record.example_outcomes`).
 
-        Absent in older records, and if the task has no such outcomes.
+        The file is absent in older records, and if the task has no such outcomes.
         """
         return self.path / "example_outcomes.bin"
 
@@ -175,7 +175,7 @@ class RunDir:
 
     @property
     def holder(self) -> Path:
-        """A file that replaces the lock if the file system has no flock."""
+        """The file that replaces the lock if the file system does not support flock."""
         return self.path / ".holder"
 
     @property
@@ -183,9 +183,9 @@ class RunDir:
         return self.path / "ckpt" / "last.pt"
 
     def saved_at(self) -> float:
-        """Return when the last file in the folder of checkpoints was written, in seconds since 1970.
+        """Return the time at which the latest file in the folder of checkpoints was written, in seconds since 1970.
 
-        It may be another file that a script saved there. The result is 0 if there is no file.
+        This file may be any file that a script saved there. The result is 0 if there is no file.
         """
         folder = self.checkpoint.parent
         files = folder.rglob("*") if folder.is_dir() else ()
@@ -193,7 +193,7 @@ class RunDir:
 
     @property
     def preempt(self) -> Path:
-        """A file that asks the ranks to save and stop after the current step."""
+        """A file whose presence requests the ranks to save and stop after the current step."""
         return self.path / ".preempt"
 
     def result(self) -> Result | None:
@@ -211,7 +211,7 @@ class RunDir:
                 yield row
 
     def logged(self) -> Iterator[LoggedRow]:
-        """Yield what a user's script logged to metrics.jsonl, as `rows` does."""
+        """Yield the rows that a user's script logged to metrics.jsonl, as `rows` does."""
         for line in read_json_lines(self.metrics, MAX_ROWS):
             if (row := LoggedRow.read(line)) is not None:
                 yield row
@@ -221,7 +221,7 @@ class RunDir:
         append_json_line(self.metrics, row.as_json(), to_disk=False)
 
     def attempts(self) -> list[Attempt]:
-        """Return every attempt so far, oldest first. Links and folders with other names are ignored."""
+        """Return all attempts so far, oldest first. Links and folders with other names are ignored."""
         folder = self.path / "attempts"
         if folder.is_symlink() or not folder.is_dir():
             return []
@@ -284,7 +284,7 @@ class SweepDir:
 
     @property
     def prediction(self) -> "SweepDir":
-        """The folder of `cpdrun predict`, with its effects and the runs that it trained. It is no sweep itself."""
+        """The folder of `cpdrun predict`, with its effects and the runs that it trained. It is not itself a sweep."""
         return SweepDir(self.path / "predict")
 
     def effects(self, digest: str) -> Path:
@@ -293,12 +293,12 @@ class SweepDir:
 
     @property
     def stop(self) -> Path:
-        """A file that asks every launcher of the sweep to stop gently."""
+        """A file whose presence requests every launcher of the sweep to stop after its runs have saved."""
         return self.path / ".stop"
 
     @property
     def slurm(self) -> Path:
-        """The runs of each Slurm array element."""
+        """A file with the run of each element of each Slurm array."""
         return self.path / "slurm.json"
 
     @property
@@ -306,7 +306,7 @@ class SweepDir:
         return self.path / "slurm"
 
     def array_script(self, number: int) -> Path:
-        """Return the path of an sbatch script. Runs that need other resources have another number."""
+        """Return the path of an sbatch script. Each number belongs to runs that need the same resources."""
         return self.path / ("array.sbatch" if number == 1 else f"array-{number}.sbatch")
 
     @property
@@ -322,10 +322,10 @@ class SweepDir:
         return run if run.path.exists() else self.run(self.names_by_hash().get(hash_in(name), name))
 
     def names_by_hash(self) -> dict[str, str]:
-        """Return the names of all folders of runs, by the hash in the name.
+        """Return the names of all folders of runs, keyed by the hash in the name.
 
-        The hash alone identifies a run, because the slug may be that of a former version of cpdrun. If several folders
-        have the same hash, a finished one takes precedence.
+        Only the hash identifies a run, because the slug may come from a former version of cpdrun. If several folders
+        have the same hash, a finished run takes precedence.
         """
         try:
             names = sorted(path.name for path in self.runs_folder.iterdir())
@@ -340,7 +340,7 @@ class SweepDir:
 
     @property
     def is_there(self) -> bool:
-        """Whether this is the folder of a sweep, which contains a folder runs/ that is no link to elsewhere."""
+        """Whether this is the folder of a sweep, which contains a folder runs/ that is not a link to another place."""
         try:
             return self.runs_folder.is_dir() and not self._leads_out(self.runs_folder)
         except OSError:  # The name may be too long for the file system.

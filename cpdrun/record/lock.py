@@ -1,11 +1,11 @@
-"""Claim runs, so that only one process works on a run. The claim is an flock on the run's `.lock`.
+"""Claims of runs, which ensure that only one process works on a run. A claim is an flock on the run's `.lock`.
 
-The kernel releases the lock when the last process that inherited the descriptor has ended. So a killed run is free at
-once, unless one of its children is still alive.
+The kernel releases the lock when the last process that inherited the descriptor has ended. Therefore, another process
+can claim a killed run at once, unless one of its children is still alive.
 
-Some file systems of clusters and Windows have no flock. There, the process that creates `.holder` has the claim, and
-touches the file while it is alive. If the file was not touched for STALE_S seconds, by the clock of the file system,
-another process may take over the claim.
+Some file systems of clusters, and Windows, do not support flock. There, the process that creates the file `.holder` has
+the claim, and touches the file while it is alive. If the file was not touched for STALE_S seconds, by the clock of the
+file system, another process may take over the claim.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-CLAIM_PATIENCE_S = 0.5  # `is_claimed` holds the lock for microseconds only. A claim lasts much longer.
+CLAIM_PATIENCE_S = 0.5  # `is_claimed` has the lock only for microseconds, but a claim lasts much longer.
 HEARTBEAT_S = 15.0
 STALE_S = 120.0
 NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -34,11 +34,11 @@ NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def claim(run: RunDir) -> int | None:
     """Claim the run for this process and the children that inherit the descriptor.
 
-    Temporary files that an earlier, killed holder left are removed.
+    Temporary files of an earlier holder that was killed are removed.
 
     Returns:
-        The inheritable file descriptor that holds the lock (keep it open), or None if another process has the run.
-        Call `heartbeat` every HEARTBEAT_S while it is held, and `release` in the end.
+        The inheritable file descriptor of the lock, which must be kept open, or None if another process has claimed the
+        run. Call `heartbeat` every HEARTBEAT_S during the claim, and `release` at its end.
     """
     fd = _open_lock(run.lock)
     os.set_inheritable(fd, True)
@@ -64,9 +64,10 @@ def claim(run: RunDir) -> int | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` exclusively, after waiting for other holders. Without flock, nobody waits.
+    """Lock the file `path` exclusively inside a `with` block, after waiting for other processes that have locked it.
 
-    Temporary files that a killed holder left in the same folder are removed.
+    On a file system without flock, this function does not wait. Temporary files of a killed process in the same folder
+    are removed.
     """
     fd = _open_lock(path)
     try:
@@ -82,10 +83,13 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def heartbeat(run: RunDir) -> bool:
-    """Show that the holder of a run is alive if there is no flock. Return False if another process took it over."""
+    """Show that the holder of a claim is alive, if the file system does not support flock.
+
+    Return False if another process has taken over the claim.
+    """
     try:
         mine = read_record(run.holder).decode("utf-8", "replace") == _signature()
-    except FileNotFoundError:  # There is an flock.
+    except FileNotFoundError:  # The claim is an flock.
         return True
     if mine:
         os.utime(run.holder)
@@ -93,14 +97,14 @@ def heartbeat(run: RunDir) -> bool:
 
 
 def release(run: RunDir, fd: int) -> None:
-    """Release the claim. An flock is free when all children have closed the descriptor, too."""
+    """Release a claim. An flock is released when all children have closed the descriptor, too."""
     if heartbeat(run):
         run.holder.unlink(missing_ok=True)
     os.close(fd)
 
 
 def is_claimed(run: RunDir) -> bool:
-    """Return True if a process has claimed the run. A `.lock` that is not a regular file is no claim."""
+    """Return True if a process has claimed the run. A `.lock` that is not a regular file does not count as a claim."""
     try:
         file = open_record(run.lock)
     except (FileNotFoundError, NotADirectoryError, NotRegularError):
@@ -146,10 +150,10 @@ def _create_holder(run: RunDir) -> bool:
 
 
 def _take_over(run: RunDir) -> bool:
-    """Take over the claim of a dead holder. If several processes try, one gets the right to check again."""
+    """Take over the claim of a dead holder. If several processes try this, only one of them succeeds."""
     right = run.holder.with_name(f"{run.holder.name}.takeover")
     if not _create(right):
-        if _is_stale(right, run):  # The process that had the right died before it could remove the file.
+        if _is_stale(right, run):  # The process that created this file died before it could remove the file.
             right.unlink(missing_ok=True)
         return False
     try:
@@ -178,7 +182,9 @@ def _signature() -> str:
 
 def _is_stale(path: Path, run: RunDir) -> bool:
     try:
-        os.utime(run.lock)  # The server stamps both files, so the machines' clocks may differ.
+        os.utime(
+            run.lock
+        )  # The file server sets the times of both files, so the machines' clocks may differ.
         return run.lock.stat().st_mtime - path.stat().st_mtime > STALE_S
     except OSError:
         return False

@@ -1,7 +1,7 @@
-"""Define the direction and the unit of metrics.
+"""The direction and the unit of metrics.
 
-A task declares them for each of its metrics, done.json contains them (`measures`), and a report reads them there. Older
-records lack them, so KNOWN lists the metrics that older records can contain.
+A task declares the direction and the unit of each of its metrics. They are stored in done.json (`measures`), where a
+report reads them. Older records do not contain them, so KNOWN lists the metrics that older records can have.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,12 +27,12 @@ class Measure:
 
     def __post_init__(self) -> None:
         if self.shown not in UNITS:
-            raise ValueError(f"a metric is shown as {', '.join(UNITS)}, not as {self.shown!r}")
+            raise ValueError(f"the unit of a metric must be one of {', '.join(UNITS)}, not {self.shown!r}")
 
     def can_be(self, value: float) -> bool:
-        """Return False for an impossible value.
+        """Return whether a value is possible.
 
-        This is a share above 1, which is probably a percentage, or a negative share of samples.
+        A share above 1, which is probably a percentage, and a negative share of samples are impossible.
         """
         return not (self.shown == "percent" and value > 1 + 1e-6) and not (self.of_samples and value < 0)
 
@@ -49,7 +49,7 @@ ACCURACY = Measure(higher_is_better=True, shown="percent", of_samples=True)
 SHARE = Measure(higher_is_better=True, shown="percent")
 NATS = Measure(higher_is_better=False, shown="nats")
 BITS = Measure(higher_is_better=False, shown="bits")
-ERROR = Measure(higher_is_better=False)  # The metric has its own unit.
+ERROR = Measure(higher_is_better=False)  # an error in the metric's own unit, such as a mean squared error
 
 # The directions that a user may type for a script's metric.
 MEASURES = {"min": ERROR, "max": Measure(higher_is_better=True), "share": SHARE}
@@ -67,8 +67,8 @@ KNOWN = {
     "consensus_distance": ERROR,
     "bytes_sent_per_worker": ERROR,
 }
-VARIANTS = ("_worst", "_averaged_model")  # The suffixes of metrics if each worker has its own weights.
-BEST = "best_"  # The prefix of the metric's value in the best epoch.
+VARIANTS = ("_worst", "_averaged_model")  # suffixes of metrics in runs whose workers have separate weights
+BEST = "best_"  # the prefix of a metric's value in the best epoch
 
 
 def known_measure(name: str) -> Measure | None:

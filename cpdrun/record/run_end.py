@@ -1,4 +1,4 @@
-"""Read from a record why a run failed and how long it was, for `cpdrun.stats.failures`."""
+"""Read the reason for a run's failure and its length from a record, for `cpdrun.stats.failures`."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ DISK_FULL = os.strerror(errno.ENOSPC)
 
 
 def failure_of(run: RunDir) -> Failure | None:
-    """Return why a run failed, or None if it did not fail.
+    """Return the kind of failure of a run, or None if it did not fail.
 
     A run that has a result, is in progress, was stopped on request, or has not begun did not fail.
     """
@@ -26,13 +26,13 @@ def failure_of(run: RunDir) -> Failure | None:
 
 
 def failure_in(outcome: Outcome | None) -> Failure | None:
-    """Return why an attempt failed, or None if it has a result or was stopped on request.
+    """Return the kind of failure of an attempt, or None if it has a result or was stopped on request.
 
     Only an exit code above 0 counts as an error of the run itself. A signal, a hang, a time limit, a full disk, and a
     lack of memory may have a cause outside of the run.
 
     Args:
-        outcome: The outcome of the attempt. None if the attempt was killed together with its agent.
+        outcome: The outcome of the attempt, or None if the attempt was killed together with its agent.
     """
     if outcome is None:
         return Failure.UNKNOWN

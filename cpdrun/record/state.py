@@ -1,4 +1,4 @@
-"""Determine the state of a run from its files. The state itself is not stored."""
+"""The state of a run, which is determined from its files. The state itself is not stored."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ def failed_since(run: RunDir, attempts: int) -> bool:
 def garbage(run: RunDir) -> str:
     """Return a message about a done.json that exists but cannot be read."""
     problem = newer(read_json(run.done))
-    return f"{run.done} {problem or 'holds no record; remove it and run again'}"
+    return f"{run.done} {problem or 'does not contain a record. Remove the file and start the run again'}"
 
 
 def forget(run: RunDir) -> None:
@@ -66,7 +66,7 @@ def forget(run: RunDir) -> None:
 
 
 def cancellation(sweep: SweepDir) -> int | None:
-    """Return a value that changes whenever `cpdrun cancel` is used on `sweep`."""
+    """Return a value that changes each time `cpdrun cancel` is called for `sweep`."""
     try:
         return sweep.stop.stat().st_mtime_ns
     except OSError:
@@ -74,10 +74,10 @@ def cancellation(sweep: SweepDir) -> int | None:
 
 
 def cancellation_before(sweep: SweepDir, elapsed_s: float) -> int | None:
-    """Return a value that `cancellation` differs from if the sweep was cancelled in the last `elapsed_s` seconds.
+    """Return a value to compare with `cancellation`.
 
-    The two times that are compared are set by the file system of the folder, so its clock may differ from the clock of
-    this machine.
+    The two values differ if the sweep was canceled in the last `elapsed_s` seconds. Only times that the file system of
+    the folder sets are compared, so its clock may differ from the clock of this machine.
     """
     latest, now = cancellation(sweep), time.time_ns()
     if latest is None:

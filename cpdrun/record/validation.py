@@ -1,4 +1,4 @@
-"""Check the values that another program gives for a run, and convert them to plain data.
+"""Check the values that another program passes for a run, and convert them to plain data.
 
 Numbers may be numpy scalars or tensors with one element. Their method `item` converts them.
 """
@@ -19,7 +19,7 @@ from cpdrun.record.measure import ACCURACY, BITS, MEASURES, NATS, SHARE, Measure
 ARGUMENTS = ("format", "aps", "seed", "world_size")
 MAX_BITS = 1024
 MAX_NAME_LENGTH = 80  # the longest name of a format
-# The directions and kinds of metrics that a caller may give.
+# The directions and kinds of metrics that a caller may pass.
 DIRECTIONS = {
     "higher": MEASURES["max"],
     "lower": MEASURES["min"],
@@ -32,7 +32,7 @@ _OTHERS = ", ".join(list(DIRECTIONS)[1:])
 
 
 class InvalidValueError(UserError, ValueError):
-    """A value cannot be recorded, or its meaning is ambiguous. The message says which values are possible."""
+    """Raised if a value cannot be recorded, or its meaning is ambiguous."""
 
 
 def boolean(name: str, value: Any) -> bool:
@@ -85,13 +85,11 @@ def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
         problem = f"unknown format {name!r}"
     if ours is None:
         if meant(name) == "fp32":
-            raise InvalidValueError(
-                f"format={name!r} is called 'fp32' in cpdrun; all others are compared with it"
-            )
+            raise InvalidValueError(f"format={name!r} is called 'fp32' in cpdrun. Pass format='fp32'")
         if bits is None:
             raise InvalidValueError(
-                f"{problem}; a format of another tool needs the bits of a value, e.g. bits=4.5 with its share "
-                "of a scale"
+                f"{problem}. A format of another tool needs the number of bits per value, including the share of a "
+                "scale, e.g. bits=4.5"
             )
         return {"name": name, "bits": bits, "exponent_bits": exponent_bits}
     for what, given, known in (
@@ -100,7 +98,7 @@ def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
     ):
         if given is not None and given != known:
             raise InvalidValueError(
-                f"{what}={given:g}, but {name} has {known}; give a different format another name"
+                f"{what}={given:g}, but {name} has {known}. If this is a different format, use another name"
             )
     return {"name": name, "bits": ours.bits, "exponent_bits": ours.exponent_bits}
 
@@ -163,7 +161,7 @@ def _measure(name: str, declared: Any) -> Measure:
     if known.higher_is_better != measure.higher_is_better:
         direction = "higher" if known.higher_is_better else "lower"
         raise InvalidValueError(
-            f"a {direction} {name} is better; give a metric with the opposite direction another name"
+            f"a {direction} {name} is better. For a metric with the opposite direction, use another name"
         )
     return known if declared in ("higher", "lower") else measure
 
@@ -178,14 +176,16 @@ def config(given: Any, *, aps: bool) -> dict[str, Any]:
         raise InvalidValueError(f"config has {twice[0]!r} twice, with dots and as a mapping")
     for key in settings:
         if key in ARGUMENTS:
-            raise InvalidValueError(f"config has {key!r}, which is an argument of its own")
+            raise InvalidValueError(
+                f"config has {key!r}, which is a separate argument. Pass {key}=... instead"
+            )
         if not belongs_to_identity(key) and not key.endswith("_dir"):
             raise InvalidValueError(
-                f"config has {key!r}, which cpdrun does not use to distinguish runs; rename it, or leave it out"
+                f"config has {key!r}, which cpdrun does not use to distinguish runs. Rename the key, or leave it out"
             )
         if key.split(".")[0] == "scaling" and not aps:
             raise InvalidValueError(
-                f"config has {key!r}, which has a meaning only with aps=True; rename it, or leave it out"
+                f"config has {key!r}, which has a meaning only with aps=True. Rename the key, or leave it out"
             )
     return settings
 

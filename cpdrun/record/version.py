@@ -1,10 +1,10 @@
-"""Define the version of the record, which done.json and sweep.yaml contain under the key `record`.
+"""The version of the record, which done.json and sweep.yaml contain under the key `record`.
 
 The version increases only if the meaning of a key changes or a required key is removed. A new optional key does not
 change the version. A file without the key has version 1.
 
-Older versions are converted when they are read (entries.py), so a finished run stays finished. A file with a newer
-version is not read. The run or the sweep.yaml is left out with a message, like any other file that cannot be read.
+Older versions are converted when they are read (entries.py), so a finished run remains finished. A file with a newer
+version is not read. A message then says that the run or the sweep.yaml is ignored, as with any unreadable file.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ KEY = "record"
 
 
 class NewerRecordError(ValueError):
-    """A file has a newer version, in which its contents may have another meaning. The message names the version."""
+    """Raised if a file has a newer version, in which its contents may have another meaning."""
 
 
 def newer(value: Any) -> str:
-    """Return the problem with the version of a file's contents, or "" if this version can be read.
+    """Return a description of the problem if the version of a file cannot be read, and "" otherwise.
 
-    The problem is a part of a sentence that follows the name of the file.
+    The description is the end of a sentence that begins with the name of the file.
     """
     version = value.get(KEY, 1) if isinstance(value, Mapping) else 1
     if isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= VERSION:

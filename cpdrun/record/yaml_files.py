@@ -11,9 +11,9 @@ from cpdrun.record.files import read_record
 from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.version import NewerRecordError, newer
 
-# The key of the number of runs that a search is likely to take in total, in the block `search` of sweep.yaml.
+# The key of the expected total number of runs of a search, in the section `search` of sweep.yaml.
 EXPECTED_RUNS = "expected_runs"
-# A sweep.yaml may be this many times as large as a config, because it lists every run.
+# The limits for a sweep.yaml are larger than those for a config by this factor, because sweep.yaml lists every run.
 RUNS_LISTED = 16
 
 
@@ -26,7 +26,7 @@ def read_config(run: RunDir) -> dict[str, Any]:
     """
     config = parse_yaml(read_record(run.config, MOST_BYTES))
     if not isinstance(config, dict) or "format" not in config:
-        raise ValueError("holds no configuration")
+        raise ValueError("does not contain a configuration")
     return config
 
 
@@ -55,13 +55,13 @@ def read_search(sweep: SweepDir) -> Mapping[str, Any]:
 
 
 def read_expected_runs(sweep: SweepDir) -> int:
-    """Return the number of runs that the search of a sweep is likely to take in total; 0 if sweep.yaml has none."""
+    """Return the expected total number of runs of a sweep's search, or 0 if sweep.yaml does not contain it."""
     found = read_search(sweep).get(EXPECTED_RUNS)
     return found if isinstance(found, int) else 0
 
 
 def read_overrides(run: RunDir) -> list[str]:
-    """Return the settings that were typed, which are the lines of overrides.txt. Empty if it cannot be read."""
+    """Return the lines of overrides.txt, which are the typed settings. The list is empty if it cannot be read."""
     try:
         return read_record(run.overrides, MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from cpdrun.costmodel.costs import bit_operations, transistors
+from cpdrun.costmodel.costs import bit_operations, coverage, transistors
 from cpdrun.report.cost import show_bytes, show_count, show_transistors
 from cpdrun.report.result_text import gap_text, has_own_interval, own_interval_text, verdict_text
 from cpdrun.stats.evidence import Judgement, Verdict
@@ -42,8 +42,8 @@ _OF_VERDICT = (
 # The names of the columns that are not axes. An axis that has one of these names gets the column `config.NAME`.
 OWN = {
     "sweep", "bits", "n", "diverged", "learnt", "gave_up", "baseline", *_OF_VERDICT, "hybrid", "test_samples",
-    "longest_chain", "bytes_per_step", "parameters", BITS_A_PARAMETER, MACS, OPERATIONS, AREA, "train_seconds",
-    *KEPT.values(),
+    "longest_chain", "bytes_per_step", "parameters", "coverage", BITS_A_PARAMETER, MACS, OPERATIONS, AREA,
+    "train_seconds", *KEPT.values(),
 }  # fmt: skip
 
 
@@ -99,6 +99,8 @@ def details(study: Study) -> pd.DataFrame:
     runs_failed: The runs that failed, diverged or did not learn. `at_most_fail` is the upper confidence limit of the
     failure rate as a share.
 
+    coverage: The share of the multiply-accumulates of a step that have a rounded operand or sum.
+
     The other columns are the longest chain of rounded additions, bytes sent and kept, seconds, and the counts of
     `cpdrun.costmodel.costs`.
     """
@@ -117,6 +119,7 @@ def details(study: Study) -> pd.DataFrame:
                 "bytes_per_step": group.wire_bytes,
                 "parameters": group.figures["parameters"],
                 BITS_A_PARAMETER: group.bits_a_parameter,
+                "coverage": coverage(group),
                 **{key: group.figures[key] for key in (*KEPT.values(), "train_seconds")},
                 MACS: _macs(group),
                 OPERATIONS: bit_operations(group),
@@ -158,7 +161,8 @@ def means(study: Study) -> Shown:
 
 
 def _means(study: Study, is_short: bool) -> Shown:
-    axes, chain = [axis for axis in _axes(study) if axis != study.bits_axis.key], _chain(study)
+    axes = [axis for axis in _axes(study) if axis != study.bits_axis.key]
+    chain = _coverage(study) | _chain(study)
     labels = [axis_title(study.bits_axis.key), "bits", *map(axis_title, axes), *chain]
     own = ["own ±" if is_short else OWN_SPREAD] if has_own_spread(study) else []
     unit = f", {study.metric.points.strip()}" if study.metric.points else ""
@@ -261,6 +265,22 @@ def _chain(study: Study) -> dict[str, list[str]]:
     if not _known(lengths):
         return {}
     return {"chain": [f"{length:.0f}" if math.isfinite(length) else "-" for length in lengths]}
+
+
+def _coverage(study: Study) -> dict[str, list[str]]:
+    """Return {"coverage": cells}, the shares of rounded multiply-accumulates; {} if no products are rounded.
+
+    Shares are rounded down. Operators that could not be counted may be in float32, so the share is then a limit.
+    """
+    shares = [coverage(group) for group in study.groups]
+    if not any(share > 0 for share in shares):
+        return {}
+    signs = ["≤" if (group.products or {}).get("uncounted") else "" for group in study.groups]
+    cells = [
+        f"{sign}{math.floor(100 * share)} %" if math.isfinite(share) else "-"
+        for sign, share in zip(signs, shares, strict=True)
+    ]
+    return {"coverage": cells}
 
 
 def full(study: Study) -> Shown:

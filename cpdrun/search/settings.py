@@ -63,6 +63,7 @@ class Settings:
         tune: The values to choose from, for each tuned key.
         tune_seeds: The number of tuning seeds.
         start: PREDICTED or WIDEST: the width at which ladders start.
+        min_coverage: The smallest share of a candidate's multiply-accumulates that must be rounded.
     """
 
     tolerance: Typed | None
@@ -74,6 +75,7 @@ class Settings:
     tune: dict[str, list[Any]]
     tune_seeds: int
     start: str
+    min_coverage: float
 
     @property
     def alpha(self) -> float:
@@ -148,6 +150,7 @@ def settings(block: Mapping[str, Any]) -> Settings:
         tune=_tune(block["tune"]),
         tune_seeds=_whole("search.tune_seeds", block["tune_seeds"], 1),
         start=_start(block["start"]),
+        min_coverage=_share("search.min_coverage", block["min_coverage"]),
     )
 
 
@@ -190,6 +193,12 @@ def _tune(value: Any) -> dict[str, list[Any]]:
             _refuse(f"search.tune.{key}", given, "names a value twice")
         found[key] = values
     return found
+
+
+def _share(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        _refuse(key, value, "must be a share between 0 and 1, such as 0.5")
+    return float(value)
 
 
 def _start(value: Any) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def overrides(prefix: str, parsed_args: argparse.Namespace | None = None, **_: Any) -> list[str]:
     """Return the completions of an override: `key=`, or the values of the key.
 
-    Which keys exist depends on the overrides that were typed before, and on --config-dir.
+    The existing keys depend on the overrides that were typed before, and on --config-dir.
     """
     words = getattr(parsed_args, "overrides", None) or []
     chosen = dict(word.split("=", 1) for word in words if "=" in word)
@@ -61,7 +61,7 @@ def _sweeps() -> "list[SweepDir]":
 def _folders(config_dir: Path | None) -> list[Path]:
     """Return the user's folder of yaml files, cpdrun's, and those of installed packages."""
     found = [config_dir] if config_dir else []
-    with contextlib.suppress(ImportError):  # The command itself reports what is wrong.
+    with contextlib.suppress(ImportError):  # The command itself reports this error.
         for package in yaml_packages():
             spec = find_spec(package)
             found += [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
@@ -114,7 +114,7 @@ def _read(folders: list[Path], name: str) -> Iterator[dict[str, Any]]:
     file = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
     try:
         body = None if file is None else yaml.load(file.read_text(encoding="utf-8"), loader)
-    except (OSError, ValueError, yaml.YAMLError):  # The command itself reports what is wrong.
+    except (OSError, ValueError, yaml.YAMLError):  # The command itself reports this error.
         return
     if isinstance(body, dict):
         yield body

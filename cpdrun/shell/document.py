@@ -119,7 +119,7 @@ def parse_docstring(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def _describe(part: dict[str, Any]) -> None:
-    """Convert, in place, msgspec's schema of a dataclass to that of its `to_plain`."""
+    """Change msgspec's schema of a dataclass, in place, so that it describes the result of `to_plain`."""
     if "properties" not in part:
         return
     part["description"], attributes = parse_docstring(part.get("description", ""))

@@ -93,9 +93,9 @@ class Output:
             print(visible_line(line), file=sys.stderr, flush=True)
 
     def announce(self, line: str) -> None:
-        """On a terminal, say what the command is about to do.
+        """Print a line about the next action of the command, if stderr is a terminal.
 
-        In a pipe, stderr contains only notes and errors.
+        If stderr is a pipe, it contains only notes and errors.
         """
         if self._progress is None and sys.stderr.isatty():
             self.print_progress(line)

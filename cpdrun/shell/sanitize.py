@@ -4,8 +4,8 @@
 def visible(text: str) -> str:
     r"""Replace every unprintable character by an escape sequence such as `\x1b`.
 
-    Names of runs may come from other people. Control characters in them could make a terminal execute or hide
-    something.
+    Names of runs may come from other people. Control characters in such names could make a terminal hide text or
+    execute commands.
     """
     if text.isprintable():
         return text

@@ -71,7 +71,7 @@ class NotebookLive:
         self._shown = display({"text/plain": ""}, raw=True, display_id=True)
 
     def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
-        """Replace what is displayed. `refresh` is ignored; rich's Live has it."""
+        """Replace the displayed content. `refresh` is ignored. It exists because rich's Live has this argument."""
         drawn = io.StringIO()
         Console(file=drawn, width=self._width, force_jupyter=False, force_terminal=False).print(renderable)
         text = drawn.getvalue()
@@ -86,7 +86,7 @@ class NotebookLive:
 def live(console: Console) -> Live | NotebookLive | None:
     """Return a live display, or None if the console cannot show one.
 
-    A quiet console or a file cannot. The caller then prints lines instead.
+    A quiet console and a file cannot show live displays. The caller then prints lines instead.
     """
     if console.quiet:
         return None

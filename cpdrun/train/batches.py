@@ -1,7 +1,7 @@
 """Batches for training and evaluation, fetched on demand or in advance by loader processes.
 
-A batch is a tree of tensors (`cpdrun.data.base`). It is a function of its sample indices and of (seed, step, worker).
-Neither the number of loader processes nor the rank that fetches it changes a bit of it.
+A batch is a tree of tensors (`cpdrun.data.base`). It depends only on its sample indices and on (seed, step, worker). It
+has the same bits for any number of loader processes, and on any rank that fetches it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,9 @@ from cpdrun.data.base import Batch, Data, IndexedDataset, augmented, fetch_batch
 from cpdrun.data.stream import Stream
 from cpdrun.train.seeds import generator
 
-PREFETCHED = 2  # batches that each loader process keeps ready
+PREFETCHED = 2  # the number of batches that each loader process prepares in advance
 
-Place = tuple[int, int]  # step of the run, worker
+Place = tuple[int, int]  # (step of the run, worker)
 
 
 def evaluation_batches(
@@ -57,9 +57,9 @@ class Batches:
         self._ahead: Iterator[tuple[Place, Batch]] | None = None
 
     def plan(self, index_SxNxB: Tensor, mine: range, first_step: int) -> None:
-        """Start to fetch the batches of the steps from `first_step` on, for the workers `mine` in order.
+        """Start to fetch the batches of the workers `mine`, for all steps from `first_step` on.
 
-        Later calls of `fetch` must follow this order.
+        Later calls of `fetch` must have the same order of steps and workers.
         """
         if self.loaders == 0:
             return
@@ -88,7 +88,7 @@ class Batches:
 
 
 class PlannedBatches(Dataset):
-    """A dataset whose items are whole batches with their places, for a DataLoader. Evaluation batches have no place."""
+    """A dataset for a DataLoader. Each item is a batch and its place, which is None for evaluation batches."""
 
     def __init__(self, dataset: IndexedDataset, plan: Sequence[tuple[Place | None, Tensor]], seed: int):
         self.dataset, self.plan, self.seed = dataset, plan, seed
@@ -124,9 +124,11 @@ def _loader(planned: PlannedBatches, loaders: int, device: torch.device) -> Data
     return DataLoader(
         planned,
         batch_size=None,
-        num_workers=1 if isinstance(planned.dataset, Stream) else loaders,  # a stream is read once, in order
+        num_workers=1
+        if isinstance(planned.dataset, Stream)
+        else loaders,  # A single process reads a stream in order.
         prefetch_factor=PREFETCHED,
         pin_memory=device.type == "cuda",
         collate_fn=lambda item: item,
-        generator=torch.Generator(),  # by default it uses the global generator, which dropout uses
+        generator=torch.Generator(),  # The default is the global generator, which must not change because of dropout.
     )

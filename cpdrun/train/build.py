@@ -135,13 +135,13 @@ def _data_problem(data: Any) -> str | None:
     for split in SPLITS:
         dataset = getattr(data, split, None)
         if dataset is None:
-            return f"{name} has no {split}: a data class has train and test, as cpdrun/tasks/__init__.py explains"
+            return f"{name} has no {split}. A data class needs train and test, see cpdrun/tasks/__init__.py"
         if isinstance(dataset, IterableDataset):
             continue
         if not hasattr(dataset, "__getitem__"):
             return (
-                f"{split} of {name} is a {type(dataset).__name__} without numbered samples: it needs __len__ and "
-                "__getitem__, or to be an IterableDataset"
+                f"{split} of {name} is a {type(dataset).__name__} without numbered samples. It must have __len__ and "
+                "__getitem__, or be an IterableDataset"
             )
         try:
             size = len(dataset)
@@ -153,7 +153,7 @@ def _data_problem(data: Any) -> str | None:
 
 
 def build_duration(config: dict[str, Any], data: Data) -> Duration:
-    """Compute the length of the run. A config.yaml that is older than the key max_steps lacks it.
+    """Compute the length of the run. An old config.yaml may not contain the key max_steps.
 
     Raises:
         BuildError: The settings do not define a length.
@@ -168,15 +168,15 @@ def build_duration(config: dict[str, Any], data: Data) -> Duration:
 
 
 def build_early_stopping(config: dict[str, Any], task: Task, duration: Duration) -> EarlyStopping:
-    """Make the early-stopping rule. A config.yaml that is older than the key give_up_after has none.
+    """Make the early-stopping rule. An old config.yaml may not contain the key give_up_after.
 
     Raises:
-        BuildError: The rule needs the range of the loss, which the task does not know.
+        BuildError: The rule needs the range of the loss, which the task does not define.
     """
     share = config.get("give_up_after")
     if share is not None and task.loss_range() is None:
         raise BuildError(
-            f"give_up_after={share}: {type(task).__name__} does not know the loss of a guess; type give_up_after=null"
+            f"give_up_after={share}: {type(task).__name__} does not define the loss of a guess. Type give_up_after=null"
         )
     return EarlyStopping.from_share(share, duration)
 
@@ -184,7 +184,7 @@ def build_early_stopping(config: dict[str, Any], task: Task, duration: Duration)
 def _index_streams(
     config: dict[str, Any], data: Data, partition: Partition, duration: Duration
 ) -> tuple[Data, Partition]:
-    """Replace streams by datasets with numbered samples, and let workers take the samples of a stream in order."""
+    """Replace streams by datasets with numbered samples, and distribute the samples of a stream in order."""
     streams = {
         name: dataset for name in SPLITS if isinstance(dataset := getattr(data, name), IterableDataset)
     }
@@ -199,7 +199,9 @@ def _index_streams(
     if "train" not in streams:
         return data, partition
     if not isinstance(partition, Iid):
-        raise BuildError("partition: workers take the samples of a stream in order; type partition=iid")
+        raise BuildError(
+            "partition: the samples of a stream are distributed to workers in order. Type partition=iid"
+        )
     samples = duration.steps_per_epoch * config["world_size"] * config["batch_size"]
     data.train = Stream(streams["train"], samples)
     return data, InOrder()
@@ -217,13 +219,13 @@ def build_task(config: dict[str, Any], data: Data) -> Task:
     elif smoothing:
         name = spec["_target_"].rsplit(".", 1)[-1]
         raise BuildError(
-            f"label_smoothing={smoothing}: {name} does not smooth labels; type label_smoothing=0"
+            f"label_smoothing={smoothing}: {name} does not smooth labels. Type label_smoothing=0"
         )
     return part("task", _add_data_facts("task", spec, data))
 
 
 def build_model(config: dict[str, Any], data: Data) -> nn.Module:
-    """Make the model. Arguments that the yaml does not set come from the facts that the dataset states.
+    """Make the model. Arguments that the yaml does not set are taken from the dataset's description of itself.
 
     `num_classes` is also passed to functions that take any keyword argument, such as timm.create_model.
     """
@@ -233,13 +235,13 @@ def build_model(config: dict[str, Any], data: Data) -> nn.Module:
     if takes_any and "num_classes" not in spec and states(data, "num_classes"):
         with contextlib.suppress(
             BuildError
-        ):  # the function may pass its keywords on to one that does not take it
+        ):  # The function may pass its keyword arguments on to another one that does not accept num_classes.
             return _make_model(config, {**spec, "num_classes": getattr(data, "num_classes", None)})
     return _make_model(config, spec)
 
 
 def _add_data_facts(section: str, spec: dict[str, Any], data: Data) -> dict[str, Any]:
-    """Add those facts of `data` to a section that its class takes as arguments and that the yaml does not set."""
+    """Add facts of `data` to a section, if its class accepts them as arguments and the yaml does not set them."""
     missing = [name for name in _parameters(section, spec) if spec.get(name) is None]
     return spec | {name: getattr(data, name) for name in missing if states(data, name)}
 
@@ -261,14 +263,14 @@ def _check_model(model: nn.Module) -> None:
         if is_lazy(parameter):
             raise BuildError(
                 f"model: {name} has no shape before the first batch (a lazy layer), but initial weights must depend on "
-                "the seed only; give the layer its sizes"
+                "the seed only. Pass the sizes to the layer"
             )
     if not trainable(model):
         raise BuildError(f"model: {type(model).__name__} has no parameters that require a gradient")
 
 
 def load_initial_weights(config: dict[str, Any], model: nn.Module) -> None:
-    """Load the weights that init_from names. A config.yaml that is older than the key names none.
+    """Load the initial weights from the file in init_from. An old config.yaml may not contain this key.
 
     Raises:
         BuildError: The file cannot be read or does not match the model.
@@ -299,7 +301,7 @@ def build_optimizer(config: dict[str, Any], model: nn.Module) -> Callable[[list[
 
 
 def parameter_groups(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the setting parameter_groups, which a config.yaml that is older than the key lacks."""
+    """Return the setting parameter_groups. An old config.yaml may not contain this key."""
     return config.get("parameter_groups", [])
 
 

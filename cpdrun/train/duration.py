@@ -2,17 +2,19 @@
 
 The early-stopping rule is fixed before the run. It applies once, after the epoch in which the given share of the run is
 reached, unless that is the last epoch. The run ends if the mean training loss of that epoch has covered less than
-MIN_PROGRESS of the way from the loss of a guess to the loss of a perfect model. The mean covers all workers in an order
-that does not depend on the ranks, so every split of the workers decides alike, and so does a resumed run.
+MIN_PROGRESS of the way from the loss of a guess to the loss of a perfect model. The mean includes all workers in an
+order that does not depend on the ranks, so the decision is the same for any split of the workers, and in a resumed run.
 
-The result of such a run is what it measured after that epoch. The run might have learned in more epochs. Therefore the
-rule belongs to the run's identity, as the number of epochs does.
+The result of a run that ends early consists of the metrics after that epoch. The run might have learned in more epochs.
+Therefore, the rule is part of the run's identity, like the number of epochs.
 """
 
 import math
 from dataclasses import dataclass
 
-MIN_PROGRESS = 0.05  # reports use the same share to decide whether a loss counts as learned
+# The share of the possible decrease of the loss that a run must reach. Reports use the same share to decide whether a
+# run has learned.
+MIN_PROGRESS = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Duration:
             steps_per_epoch = math.ceil(max_steps / epochs)
         else:
             raise ValueError(
-                "data: train does not report its length; type max_steps=N, the total number of steps"
+                "data: train does not report its length. Type max_steps=N, the total number of steps"
             )
         if steps_per_epoch < 1:
             raise ValueError(
@@ -67,7 +69,7 @@ class Duration:
 
     @property
     def length(self) -> float:
-        """The length in epochs, as schedules count them."""
+        """The length in epochs, which may be fractional. Learning-rate schedules use this number."""
         return self.steps / self.steps_per_epoch
 
     def steps_in(self, epoch: int) -> int:
@@ -92,15 +94,15 @@ class EarlyStopping:
             return cls()
         after = max(
             1, math.ceil(round(share * duration.length, 9))
-        )  # 0.07 * 100 is above 7 in floating point
+        )  # rounded because, for example, 0.07 * 100 is above 7 in floating point
         return cls(after if after < duration.epochs else None)
 
     def is_due(self, epochs: int, train_loss: float, loss_range: tuple[float, float] | None) -> bool:
         """Return whether the run should end now.
 
         Args:
-            epochs: Completed epochs.
-            train_loss: The mean training loss of the last one.
+            epochs: The number of completed epochs.
+            train_loss: The mean training loss of the last epoch.
             loss_range: The losses of a perfect model and of a guess, as the task reports them.
         """
         if epochs != self.after or loss_range is None:

@@ -17,9 +17,10 @@ JSON, with the file descriptors of the run's lock and of the attempt's log:
     {"do": "check", "by": MODULE, "configs": [...]}
 
 The engine replies with its process ID, `{"pid": 4711}`, and with one answer, which is `{"exit_code": 0, "rank": null,
-"note": ""}` or `{"problems": [...], "notes": [...]}`. The ranks inherit the connection, so the agent reads its end of
-file when every process of the run is gone. When the agent closes its side, the engine kills its ranks and itself. No
-rank outlives its engine, no engine its warm process, and no warm process its launcher (PR_SET_PDEATHSIG).
+"note": ""}` or `{"problems": [...], "notes": [...]}`. The ranks inherit the connection, so the agent reads end of file
+when all processes of the run have ended. When the agent closes its side, the engine kills its ranks and itself. Ranks
+end with their engine, an engine ends with its warm process, and a warm process ends with its launcher
+(PR_SET_PDEATHSIG).
 """
 
 import argparse
@@ -44,16 +45,14 @@ from cpdrun.parent import die_with
 CHECK_IMPORTS = ["cpdrun.train.preflight.check"]
 FIRST_STEP_IMPORTS = [
     "torch.distributed.launcher.api",
-    "torch._dynamo",  # otherwise the first optimizer imports it, which takes 1.5 s
+    "torch._dynamo",  # Otherwise, the first optimizer imports it, which takes 1.5 s.
     "cpdrun.train.ranks.rendezvous",
     "cpdrun.train.rank",
     "custom_fp.ops",
 ]
 MONITOR_INTERVAL_S = 0.02
-TERMINATING_S = (
-    3  # time for ranks to end after SIGTERM when another rank has failed; a stopped process ignores it
-)
-MAX_DEATHS = 3  # deaths of an elastic run without a further step, after which it fails
+TERMINATING_S = 3  # the time for ranks to end after SIGTERM when another rank has failed
+MAX_DEATHS = 3  # the number of deaths without a further step after which an elastic run fails
 
 
 def main(argv: list[str]) -> None:
@@ -62,7 +61,7 @@ def main(argv: list[str]) -> None:
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--warm", type=int, metavar="FD", help="a socket that passes connections")
     how.add_argument("--once", type=int, metavar="FD", help="a connection")
-    how.add_argument("--task", metavar="JSON", help="a request; print the answer")
+    how.add_argument("--task", metavar="JSON", help="serve this request and print the answer")
     parser.add_argument("--parent", type=int, help="end when this process ends")
     arguments = parser.parse_args(argv)
     if arguments.parent is not None:
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> None:
         answer = start_ranks(json.loads(arguments.task))
         print(json.dumps({**answer, "ended": time.time()}), flush=True)
         code = answer["exit_code"]
-        # Encode signals as a shell does. Skip the ordinary exit, in which Triton prints messages.
+        # Encode signals as a shell does. `os._exit` skips exit handlers, because Triton's handler prints messages.
         os._exit(code if code >= 0 else 128 - code)
     if arguments.once is not None:
         _serve(socket.socket(fileno=arguments.once))
@@ -82,9 +81,10 @@ def main(argv: list[str]) -> None:
 def serve_warm(control: socket.socket) -> None:
     """Fork one engine for every connection that arrives over `control`, until its other end closes.
 
-    If a check is already waiting, it starts before the second and longer half of the imports, which it rarely needs.
+    If a check is already waiting, it starts before the second and longer half of the imports, because a check rarely
+    needs them.
     """
-    # Engines answer over their connections, so nobody needs to wait for their exit status.
+    # Engines answer over their connections, so this process does not need their exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _import(CHECK_IMPORTS)
     if select.select([control], [], [], 0)[0] and not _fork_engine(control):
@@ -114,11 +114,13 @@ def _serve(connection: socket.socket) -> None:
     code = 1
     try:
         request, descriptors = _receive(connection)
-        _answer(connection, {"pid": os.getpid()})  # lets the agent kill this process even if it is stopped
+        _answer(
+            connection, {"pid": os.getpid()}
+        )  # The agent can then kill this process even if it is stopped.
         if request["do"] == "check":
             answer: dict[str, Any] = _check(request["by"], request["configs"])
         else:
-            _lock, log = descriptors  # the lock only needs to stay open, so that the ranks inherit it
+            _lock, log = descriptors  # The lock is kept open only so that the ranks inherit it.
             os.dup2(log, 1)
             os.dup2(log, 2)
             threading.Thread(target=_die_when_closed, args=(connection,), daemon=True).start()
@@ -137,14 +139,15 @@ def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
     """Run the ranks until they have ended.
 
     If a signal kills a rank of an elastic run on one node, all ranks are restarted, as torchrun does, and resume from
-    the memory checkpoint of their last agreed step. An error does not restart them, because it would occur again.
+    the memory checkpoint of their last agreed step. After an error, ranks are not restarted, because the error would
+    occur again.
 
     Returns:
         A dictionary with "exit_code" (0, or that of the first rank that failed; -n for signal n), "rank" (the rank that
         failed) and "note" (further information).
     """
     _import_for_first_step()
-    importlib.import_module(request["entry"])  # imported once for all ranks
+    importlib.import_module(request["entry"])  # Import the module only once for all ranks.
     os.environ.update(request["environ"])
     os.environ["CPDRUN_ATTEMPT_DIR"] = request["attempt_dir"]
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
@@ -158,7 +161,7 @@ def start_ranks(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start_with_restarts(request: dict[str, Any]) -> dict[str, Any]:
-    """Restart the ranks until they end without a signal, or until MAX_DEATHS deaths bring no further step."""
+    """Restart the ranks until they end without a signal, or until MAX_DEATHS restarts have brought no further step."""
     from cpdrun.train.state import memory_checkpoint
 
     snapshots, latest_step, deaths = memory_checkpoint.create(), -1, 0
@@ -201,14 +204,14 @@ def _shorten_termination() -> None:
     """Make torch wait TERMINATING_S instead of 30 s before it kills ranks that do not end after SIGTERM."""
     from torch.multiprocessing.spawn import ProcessContext
 
-    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for this
+    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for the timeout
     if wait is not None:
         patched: Any = ProcessContext
         patched._join_procs_with_timeout = lambda context, timeout: wait(context, min(timeout, TERMINATING_S))
 
 
 def _launch_config(request: dict[str, Any]) -> Any:
-    """Return torchrun's settings: a store on loopback on one node, the rendezvous of c10d over several nodes."""
+    """Return torchrun's settings. On one node, the store is on loopback. Several nodes use the rendezvous of c10d."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -219,7 +222,7 @@ def _launch_config(request: dict[str, Any]) -> Any:
         rendezvous: dict[str, Any] = {"rdzv_backend": LoopbackRendezvous.BACKEND, "local_addr": LOOPBACK}
     else:
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": request["rendezvous"]}
-    # LaunchConfig asks whether there is a GPU; through NVML, that does not initialise CUDA before the fork.
+    # LaunchConfig checks whether there is a GPU. If it uses NVML, this does not initialize CUDA before the fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return LaunchConfig(
         min_nodes=nodes,
@@ -229,7 +232,9 @@ def _launch_config(request: dict[str, Any]) -> Any:
         max_restarts=0,
         monitor_interval=MONITOR_INTERVAL_S,
         start_method="fork",
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # a rank opens its own log, see cpdrun.train.rank
+        logs_specs=DefaultLogsSpecs(
+            log_dir=os.devnull
+        ),  # Each rank opens its own log, see cpdrun.train.rank.
         shutdown_timeout=5,
         signals_to_handle=",".join(number.name for number in _handled_signals()),
         **rendezvous,
@@ -239,14 +244,14 @@ def _launch_config(request: dict[str, Any]) -> Any:
 def _rank(entry: str, run_dir: str, threads: int, gate: Any) -> int:
     """Call `run_rank` of the module `entry` in a forked process, and report its end to the engine and to the log.
 
-    A rank that was asked to stop returns normally, because torch's agent ends the other ranks when one exits with an
-    error.
+    A rank that was requested to stop returns normally, because torch's agent would end all other ranks if one rank
+    exits with an error.
     """
     die_with(os.getppid())
     for number in _handled_signals():
         signal.signal(
             number, signal.SIG_DFL
-        )  # torch's agent installed handlers that only make sense in its own process
+        )  # torch's agent has installed handlers that are only correct in its own process.
     gate.pass_through(int(os.environ["LOCAL_RANK"]))
     try:
         import torch
@@ -282,7 +287,7 @@ def _import_for_first_step() -> None:
     importlib.import_module(
         "cpdrun.train.state.provenance"
     ).distributions_by_module()  # takes 0.2 s, then cached
-    gc.freeze()  # pages that the garbage collector of a rank does not visit stay shared
+    gc.freeze()  # Memory pages that the garbage collectors of the ranks do not visit remain shared.
 
 
 def _import(modules: list[str]) -> None:
@@ -299,7 +304,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     while not data.endswith(b"\n"):
         more = connection.recv(65536)
         if not more:
-            os._exit(0)  # the agent ended before it sent a request
+            os._exit(0)  # The agent ended before it sent a request.
         data += more
     return json.loads(data), descriptors
 

@@ -24,7 +24,7 @@ class Evaluation:
 
     Attributes:
         metrics: Values by name, each name prefixed with test_.
-        outcomes: Which examples were answered correctly, if the task is judged by their share.
+        outcomes: For each example, whether it was answered correctly. None if another metric judges the task.
     """
 
     metrics: dict[str, float]
@@ -35,7 +35,7 @@ class Evaluation:
 def evaluate(parts: Parts, workers: Workers, device: torch.device, samples: int | None = None) -> Evaluation:
     """Evaluate `parts.model` on the test set of `parts.data`, or on its first `samples` samples.
 
-    The ranks of `workers` share the work. Collective.
+    The batches are divided among the ranks of `workers`. Collective.
     """
     model, task, dataset = parts.model, parts.task, parts.data.test
     model.eval()
@@ -44,7 +44,9 @@ def evaluate(parts: Parts, workers: Workers, device: torch.device, samples: int 
     mine = range(workers.rank, len(batches), workers.ranks)
     totals = Totals(len(batches))
     examples_nx2: Tensor | None = None
-    evaluated = mine or range(1)  # a rank without a batch evaluates one, to know the names and shapes
+    evaluated = mine or range(
+        1
+    )  # A rank without batches evaluates one to find the names and shapes of the sums.
     fetched = evaluation_batches(dataset, [batches[i] for i in evaluated], parts.batches.loaders, device)
     for i, batch in zip(evaluated, fetched, strict=True):
         outputs = task.outputs(model, batch)
@@ -74,7 +76,7 @@ def _outcomes(metric: str, examples_nx2: Tensor) -> ExampleOutcomes:
 
 
 class Totals:
-    """Sums over batches. Floats are stored in one row per batch and added in order; integers are added directly."""
+    """Sums over batches. Floats are stored in one row per batch and added in order. Integers are added directly."""
 
     def __init__(self, batches: int):
         self.batches = batches

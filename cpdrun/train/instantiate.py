@@ -19,7 +19,7 @@ OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 
 
 class BuildError(UserError):
-    """A part of the run cannot be made. The message names the key and the cause."""
+    """Raised if a part of the run cannot be made. The message contains the key and the cause."""
 
 
 def part(section: str, spec: dict[str, Any], **arguments: Any) -> Any:
@@ -41,7 +41,8 @@ def part(section: str, spec: dict[str, Any], **arguments: Any) -> Any:
 def locate(target: str) -> Any:
     """Import the object that `target` (package.module.Class) names.
 
-    Hydra's own function reports a missing object in three lines; this one raises an ImportError of one line.
+    If the object is missing, this function raises an ImportError with a message of one line. (Hydra's own function uses
+    three lines.)
     """
     target = PRESENT_NAME.get(target, target)
     module, _, name = target.rpartition(".")

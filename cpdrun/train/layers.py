@@ -1,4 +1,4 @@
-"""List the layers of a run's model for `cpdrun search --allocate`.
+"""List the layers of a run's model, for `cpdrun search --allocate`.
 
     python -m cpdrun.train.layers CONFIG.json OUT.json
 
@@ -7,8 +7,8 @@ OUT.json contains one object for each module that has trainable parameters itsel
     name, kind      such as `blocks.0.qkv` and `Linear`
     parameters      {full name: number of values}
     multiplies      whether a rule for '*' applies to its products, i.e. whether it is a Linear or Conv layer
-    macs            multiply-accumulates of its forward product for one sample; 0 if it was not called
-    input_gradient  whether its input needs a gradient; the first layer's product for it is never computed
+    macs            number of multiply-accumulates of its forward product for one sample, or 0 if it was not called
+    input_gradient  whether its input needs a gradient. If not, as in the first layer, one product is not computed.
 """
 
 import json

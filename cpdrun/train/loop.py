@@ -1,9 +1,9 @@
-"""The training loop: epochs of optimizer steps on samples that N workers share.
+"""The training loop: epochs of optimizer steps on samples that are divided among N workers.
 
 The learner of the run (`cpdrun.train.learners`) defines what one step is.
 
-The result depends on the config only. With emulation=exact or chunked, the split of the N workers over processes does
-not change a bit of it.
+The result depends only on the config. With emulation=exact or chunked, it has the same bits for any split of the N
+workers over processes.
 
 Legend: N workers, B samples per worker and step, S steps per epoch, W workers of this rank.
 """
@@ -33,7 +33,7 @@ from cpdrun.whatif.collect.observer import Observer
 
 
 class Preempted(Exception):
-    """The run was asked to stop, and its checkpoint is written."""
+    """Raised after a run was requested to stop and its checkpoint was written."""
 
 
 @dataclass
@@ -43,16 +43,22 @@ class Progress:
     epoch: int = 0
     step: int = 0
     train_seconds: float = 0.0
-    nonfinite: int = 0  # gradient elements of this epoch that were inf or NaN
-    losses_SxN: Tensor | None = None  # losses of this epoch; zero for the workers of other ranks
-    layers: dict[str, dict[str, Any]] = field(default_factory=dict)  # latest statistics of this epoch
+    nonfinite: int = 0  # the number of inf and NaN in the gradients of this epoch
+    losses_SxN: Tensor | None = (
+        None  # the losses of this epoch, which are zero for the workers of other ranks
+    )
+    layers: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # the latest gradient statistics of this epoch
     metrics: dict[str, float] = field(default_factory=dict)  # metrics of the last complete epoch
     best: dict[str, Any] = field(default_factory=dict)  # metric, value and epoch of the best epoch so far
-    wire: dict[str, int] = field(default_factory=dict)  # sums of the learner's `wire_bytes` over ...
-    wire_steps: int = 0  # ... this number of steps
+    wire: dict[str, int] = field(
+        default_factory=dict
+    )  # the sums of the learner's `wire_bytes` over `wire_steps` steps
+    wire_steps: int = 0  # the number of steps whose bytes are included in `wire`
 
     def count_bytes(self, step_bytes: dict[str, int]) -> None:
-        """Add the communicated bytes of one step."""
+        """Add the communicated bytes of one step to the epoch's totals."""
         self.wire = {key: self.wire.get(key, 0) + n for key, n in step_bytes.items()}
         self.wire_steps += 1
 
@@ -75,8 +81,8 @@ def train(
 
     Args:
         config: The resolved config of the run.
-        parts: What `build` made of it.
-        workers: How the N workers are split over ranks.
+        parts: The parts of the run, which `build` has made from the config.
+        workers: The assignment of the N workers to ranks.
         device: The device of this rank.
         journal: The record of the run.
 
@@ -84,7 +90,7 @@ def train(
         The contents of done.json, except the total time.
 
     Raises:
-        Preempted: The journal was asked to stop, and the state is saved.
+        Preempted: The run was requested to stop, and its state is saved.
     """
     N, B, seed = (config[key] for key in ("world_size", "batch_size", "seed"))
     duration = parts.duration
@@ -123,7 +129,7 @@ def train(
             learner.observer.end()
             if look:
                 progress.layers = learner.layers
-            progress.losses_SxN[s, workers.mine.start : workers.mine.stop] = losses_W
+            progress.losses_SxN[s, workers.local.start : workers.local.stop] = losses_W
             progress.nonfinite += learner.nonfinite
             progress.count_bytes(learner.wire_bytes())
             progress.step = s + 1
@@ -155,7 +161,8 @@ def train(
         elif parts.early_stopping.is_due(epoch + 1, train_loss, parts.task.loss_range()):
             ending = Ending.DID_NOT_LEARN
         if ending is not Ending.FINISHED or epoch + 1 == epochs:
-            # Written before the checkpoint, because a run that resumes from the last one does not evaluate again.
+            # Write the outcomes before the checkpoint, because a run that resumes from the last checkpoint does not
+            # evaluate again.
             journal.final_outcomes(evaluation.outcomes)
         if ending is not Ending.FINISHED:
             break
@@ -205,7 +212,7 @@ def _restore(
         latest = (in_memory.latest() if in_memory else None) or checkpoint.choose(file, journal.run_name)
         choice += paths.index(latest)
     if workers.ranks > 1:
-        dist.broadcast(choice, src=0)  # all ranks must resume from the same state
+        dist.broadcast(choice, src=0)  # All ranks must resume from the same state.
     path = paths[int(choice.item())]
     if path is None:
         journal.resume(0, 0)
@@ -214,7 +221,7 @@ def _restore(
     learner.load_state_dict(state)
     progress = Progress(**state["progress"])
     if workers.rank > 0 and progress.losses_SxN is not None:
-        progress.losses_SxN.zero_()  # the saved losses are those of all workers; only rank 0 counts them
+        progress.losses_SxN.zero_()  # The saved losses contain those of all workers, so only rank 0 keeps them.
     journal.resume(progress.epoch, progress.epoch * steps_per_epoch + progress.step)
     return progress
 

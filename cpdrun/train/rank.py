@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m cpdrun.train.rank RUN_DIR
 
-reads RUN_DIR/config.yaml, trains, and writes the record there. Without torchrun, one process emulates all workers. The
-launcher calls :func:`run_rank` in a process that already is a rank.
+This command reads RUN_DIR/config.yaml, trains, and writes the record to the same folder. Without torchrun, one process
+emulates all workers. The launcher calls :func:`run_rank` in a process that is already a rank.
 """
 
 import os
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from custom_fp.recipe.coverage import shares_text
 
 from cpdrun.comm import naming_lost_ranks
 from cpdrun.comm.workers import Workers
@@ -29,7 +30,7 @@ from cpdrun.train.ranks.rendezvous import meet
 from cpdrun.train.ranks.torch_settings import configure_torch, select_device
 from cpdrun.train.state.journal import Journal
 
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: not done, but worth another attempt
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL in sysexits.h. The run is not finished, but another attempt may finish it.
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,8 +48,8 @@ def run_rank(run_dir: str) -> int:
     """Train as the rank that the environment variables RANK and WORLD_SIZE define.
 
     Returns:
-        The exit status: 0 if the run is done, 75 if it was asked to stop, 2 if a part cannot be made. Other errors are
-        raised, or printed if there are several ranks.
+        The exit status: 0 if the run is finished, 75 if it stopped on request, 2 if a part of it cannot be made. Other
+        errors are raised, or printed if there are several ranks.
     """
     rank = int(os.environ.get("RANK", "0"))
     if "CPDRUN_ATTEMPT_DIR" in os.environ:
@@ -101,7 +102,10 @@ def _leave(code: int, workers: Workers) -> int:
 def _train(config: dict[str, Any], workers: Workers, device: torch.device, journal: Journal) -> Result:
     parts = build(config, device)
     heartbeat.beat()  # data and model are built; now the watchdog's patience applies to the first step
-    journal.environment(device, parts.data, config, emulated_products(parts))
+    products = emulated_products(parts)
+    if products:
+        print(f"multiply-accumulates: {shares_text(products['coverage'])}", flush=True)
+    journal.environment(device, parts.data, config, products)
     return train(config, parts, workers, device, journal)
 
 

@@ -1,6 +1,6 @@
 """Random seeds. Every random number of a run is derived from (purpose, seed, epoch or step, worker).
 
-Therefore a worker draws the same numbers in any process, and a run resumes without saved states of generators.
+Therefore, a worker uses the same random numbers in any process, and a run can resume without saved generator states.
 """
 
 import hashlib

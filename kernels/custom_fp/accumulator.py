@@ -34,7 +34,7 @@ from custom_fp.suggestions import did_you_mean
 
 EXACT, FP32 = name_parts.EXACT, Format(8, 23)
 MOST_TERMS, MOST_DIGITS = 1 << 16, 40  # limits of a block that keep its sums within 64-bit integers
-_WORD = re.compile(
+_WORD_SEPARATOR = re.compile(
     r"-(?=[a-z])"
 )  # a hyphen before a digit is part of a format's name, for example of its bias
 Operand = Format | ScaledFormat
@@ -60,7 +60,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True)
 class Accumulator:
-    """The description of how a dot product is summed. Accumulators can be compared and used as dictionary keys.
+    """How a dot product is summed. Accumulators can be compared and used as dictionary keys.
 
     NaN and infinity among the terms give the result that IEEE 754 defines for their sum. Subnormals are kept unless
     `flush` is set. If the sum of an aligned block is rounded to zero, the result is +0. All other sums treat -0 as IEEE
@@ -136,22 +136,22 @@ class Accumulator:
     rule: Rule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        fix = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        fix("sum", _scalar("sum", self.sum))
-        fix("total", _scalar("total", self.total))
-        fix("order", _order(self.order))
-        fix(
+        set_attribute = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        set_attribute("sum", _read_format("sum", self.sum))
+        set_attribute("total", _read_format("total", self.total))
+        set_attribute("order", _order(self.order))
+        set_attribute(
             "rule", Rule(cast(Rounding, self.rounding), cast(Overflow, self.overflow))
         )  # Rule also accepts names
-        fix("rounding", str(self.rounding))
-        fix("overflow", str(self.rule.overflow))
+        set_attribute("rounding", str(self.rounding))
+        set_attribute("overflow", str(self.rule.overflow))
         self._check_numbers()
         together = self.block > 1 or self.width is not None or self.order is Order.EXACT
         if self.product is None:
             exact = together and self.order is not Order.PAIRWISE
-            fix("product", EXACT if exact else self.sum)
+            set_attribute("product", EXACT if exact else self.sum)
         elif self.product != EXACT:
-            fix("product", _scalar("product", self.product))
+            set_attribute("product", _read_format("product", self.product))
         if self.operands is not None:
             operands: Any = self.operands
             given = (operands,) * 2 if isinstance(operands, str | NumberFormat) else tuple(operands)
@@ -159,7 +159,7 @@ class Accumulator:
                 raise ValueError(
                     f"operands has {len(given)} formats; allowed: one format, or a pair of formats"
                 )
-            fix("operands", tuple(_scalar("operands", name, kinds=Operand) for name in given))
+            set_attribute("operands", tuple(_read_format("operands", name, kinds=Operand) for name in given))
         self._check_together()
 
     def _check_numbers(self) -> None:
@@ -364,7 +364,7 @@ def read(
 
 def is_name(name: str) -> bool:
     """Return whether a string is spelled like the name of an accumulator. Names of formats are spelled differently."""
-    return name in MACHINES or _WORD.search(name) is not None
+    return name in MACHINES or _WORD_SEPARATOR.search(name) is not None
 
 
 def spelled(how: Accumulator | NumberFormat | str) -> str:
@@ -379,7 +379,7 @@ def near(name: str) -> str:
     return did_you_mean(name, MACHINES)
 
 
-def _scalar(what: str, fmt: Any, kinds: Any = Format | Tabulated) -> NumberFormat:
+def _read_format(what: str, fmt: Any, kinds: Any = Format | Tabulated) -> NumberFormat:
     try:
         found = read_format(fmt)
     except ValueError as error:
@@ -408,7 +408,7 @@ def _parsed(name: str) -> Accumulator:
     text = MACHINES[name].text if name in MACHINES else name
     if not isinstance(text, str):
         raise ValueError(f"unknown accumulator {name!r}; allowed: {LOOKS_LIKE}")
-    first, *rest = _WORD.split(text)
+    first, *rest = _WORD_SEPARATOR.split(text)
     parts: dict[str, Any] = {}
     try:
         for word in rest:

@@ -82,7 +82,7 @@ def _backend(backends: Backends, device: str) -> Any:
 def _is_built(device: str) -> bool:
     """Return whether the backend of a device type can be imported. Warn once if it cannot."""
     if device not in _built:
-        _built[device] = _found(device)
+        _built[device] = _can_import(device)
     return _built[device]
 
 
@@ -93,7 +93,7 @@ _FIXES = {
 }
 
 
-def _found(device: str) -> bool:
+def _can_import(device: str) -> bool:
     """Return whether the kernels for a device type can be imported. Warn if they cannot.
 
     Raises:

@@ -24,7 +24,7 @@ from cupy.cuda import nvrtc
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 MODES = ("nearest_even", "toward_zero", "stochastic", "otherwise")
-PARTS = {  # first letters of a kernel's name (longer ones first) -> name of the kernel's part of custom_fp.cu
+PARTS = {  # prefix of a kernel's name (longer prefixes first) -> name of the kernel's part of custom_fp.cu
     "accumulate_packed_": "ACCUMULATE_PACKED",
     "accumulate_": "ACCUMULATE",
     "quantize_": "QUANTIZE",
@@ -93,18 +93,20 @@ def binary(part: tuple[str, ...], capability: int) -> bytes:
     is_known = capability in known
     target = f"sm_{capability}" if is_known else f"compute_{max(n for n in known if n < capability)}"
     options = [f"--gpu-architecture={target}", "-w", *OPTIONS, *part]
-    named = repr((options, nvrtc.getVersion(), text)).encode()
-    kept = _folder() / f"custom_fp-{hashlib.sha256(named).hexdigest()[:32]}.{'cubin' if is_known else 'ptx'}"
+    cache_key = repr((options, nvrtc.getVersion(), text)).encode()
+    cached_file = (
+        _folder() / f"custom_fp-{hashlib.sha256(cache_key).hexdigest()[:32]}.{'cubin' if is_known else 'ptx'}"
+    )
     with suppress(OSError):
-        return kept.read_bytes()
+        return cached_file.read_bytes()
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with kept.with_suffix(".lock").open("w") as lock:
+        cached_file.parent.mkdir(parents=True, exist_ok=True)
+        with cached_file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                return kept.read_bytes()
+                return cached_file.read_bytes()
             made = compile_source(text, options)
-            _write(kept, made)
+            _write(cached_file, made)
             return made
     except OSError:  # the cache folder is not writable
         return compile_source(text, options)

@@ -26,7 +26,7 @@ def macs(applied, *inputs):
     """Return the multiply-accumulates by format and operator."""
     counts = {}
     for product, count in applied.coverage(applied.model, *inputs).macs.items():
-        key = product.formats, product.operator
+        key = product.label, product.operator
         counts[key] = counts.get(key, 0) + count
     return counts
 

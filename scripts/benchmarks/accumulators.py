@@ -1,13 +1,13 @@
-"""Which path does the matrix product of each accumulator take, and how fast is it, in one thread?
+"""Determine which path the matrix product of each accumulator takes, and how fast it is in one thread.
 
     python scripts/benchmarks/accumulators.py --output results/reference/numerics/accumulators.md
     python scripts/benchmarks/accumulators.py h100_fp8 fp16-fused "e5m10 of e4m3fn"
 
-The product of two matrices of 128 x K and K x 128 values is computed four times: with all paths, with aligned blocks
-alone (csrc/accumulators/cpu_blocks.h), with panels alone (cpu_panel.h), and with neither, by the general path (dot.h).
-The path of an accumulator is the one that makes it faster than the general path. These calls and torch.mm take turns,
-and the fastest call of each counts. Operands are normal values, rounded to the formats of the accumulator, or to
-`of FORMAT`, or else to bf16. It takes about two minutes.
+The product of two matrices of 128 x K and K x 128 values is computed four times: with all paths enabled, with aligned
+blocks only (csrc/accumulators/cpu_blocks.h), with panels only (cpu_panel.h), and with the general path only (dot.h).
+The path of an accumulator is the one that is faster than the general path. These calls and torch.mm are timed in turns,
+and the fastest call of each counts. Operands are normally distributed values, rounded to the formats of the
+accumulator, to FORMAT if the name contains `of FORMAT`, or else to bf16. The script takes about two minutes.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ PATHS = {
     "panels": (False, True),
     "general": (False, False),
 }
-SPEEDUP = 2  # a path that gains less than this factor is not the one that was taken
+SPEEDUP = 2  # A path whose speedup is less than this factor was not used.
 
 
 def seconds(name: str, depth: int, repeats: int) -> dict[str, float]:

@@ -1,18 +1,18 @@
-"""How long does it take to synchronize gradients over a slow link, including rounding and packing?
+"""Time the synchronization of gradients over a slow link, including rounding and packing.
 
     sudo python scripts/benchmarks/all_reduce.py                                   # 2 ranks, 1 Gbit/s, 25M values
     sudo python scripts/benchmarks/all_reduce.py --ranks 2 4 --rate 1gbit 100mbit
-    python scripts/benchmarks/all_reduce.py --loopback                             # no link, which needs no root
+    python scripts/benchmarks/all_reduce.py --loopback                             # without links, so no root is needed
     sudo chrt -r 5 python scripts/benchmarks/all_reduce.py                         # next to other work on the machine
 
-Each rank runs in a network namespace behind a token bucket (slow_links.py). The first table is about one tensor of
-`--values` float32 values that is summed in place. The second one is about a training step: forward, backward and
-exchange of a model with as many parameters, under DistributedDataParallel. Seconds, ratios and bytes are medians, and
-seconds are those of the slowest rank.
+Each rank runs in a network namespace behind a token bucket (slow_links.py). The first table contains the times to sum
+one tensor of `--values` float32 values in place. The second one contains the times of a training step (forward,
+backward and exchange) of a model with `--values` parameters under DistributedDataParallel. Seconds, ratios and bytes
+are medians, and seconds are those of the slowest rank.
 
-`sent` are the bytes that the interface of rank 0 counted (over loopback, those of all ranks); `theory` is
-2 (N-1)/N n k/8. The link also carries headers of TCP, IP and Ethernet: 4.6 % more at an MTU of 1500. It takes about ten
-minutes. The results are in results/reference/wire.
+`sent` is the number of bytes that the interface of rank 0 has sent (over loopback, the number of all ranks). `theory`
+is 2 (N-1)/N n k/8. Headers of TCP, IP and Ethernet add 4.6 % at an MTU of 1500. The script takes about ten minutes. The
+results are in results/reference/wire.
 """
 
 import argparse
@@ -24,7 +24,9 @@ from slow_links import add_link_arguments, parse_arguments, run_ranks, sent_byte
 
 FORMATS = {"8 bits": "e4m3", "6 bits": "e3m2", "4 bits": "e2m1"}
 BITS = {"fp32 all_reduce": 32, "bf16": 16, "8 bits": 8, "6 bits": 6, "4 bits": 4}
-WARM_UPS = 3  # DDP rebuilds its buckets, and PowerSGD begins in its third step
+WARM_UPS = (
+    3  # DDP rebuilds its buckets after the first step, and PowerSGD begins to compress in its third step.
+)
 
 
 def time_exchanges(n_values: int, repeats: int) -> dict[str, list[tuple[float, int]]]:
@@ -51,7 +53,10 @@ def time_exchanges(n_values: int, repeats: int) -> dict[str, list[tuple[float, i
 
 
 def time_training_steps(n_parameters: int, repeats: int) -> dict[str, list[tuple[float, int]]]:
-    """Time forward, backward and exchange of square linear layers with 16 samples, one model after the other."""
+    """Time the training steps (forward, backward and exchange) of models of square linear layers with 16 samples.
+
+    One model per communication hook is timed, one after the other.
+    """
     import torch
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -74,10 +79,10 @@ def time_training_steps(n_parameters: int, repeats: int) -> dict[str, list[tuple
     for label, fmt in FORMATS.items():
         hooks[label] = lambda model, fmt=fmt: ddp_hook(model, fmt, aps=True)
     found = {}
-    for label, hook in hooks.items():  # one at a time, because six models need too much memory
+    for label, hook in hooks.items():  # Test one hook at a time, because six models need too much memory.
         torch.manual_seed(0)
         layers = [nn.Linear(width, width, bias=False) for _ in range(max(1, n_parameters // width**2))]
-        # PyTorch's PowerSGD hook can deadlock over gloo if several buckets are in flight
+        # PyTorch's PowerSGD hook can deadlock over gloo if several buckets are exchanged at the same time.
         bucket_mb = 10_000 if label.startswith("PowerSGD") else 25
         model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=bucket_mb)
         if hook:
@@ -146,7 +151,9 @@ def add_exchange_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--values", type=int, default=25_000_000, help="number of values (default: 25 million)"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="timed turns of each method (default: 5)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of timed turns of each method (default: 5)"
+    )
     parser.add_argument("--exchange-only", action="store_true", help="no training steps")
 
 

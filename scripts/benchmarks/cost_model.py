@@ -1,13 +1,13 @@
-"""Does the cost model predict the measured seconds of a training step over a slow link?
+"""Compare the cost model's predictions with the measured seconds of a training step over a slow link.
 
     sudo python scripts/benchmarks/cost_model.py                           # 2 ranks, 1 Gbit/s and 100 Mbit/s
     sudo python scripts/benchmarks/cost_model.py --out results/reference/costmodel
 
-Ranks run in network namespaces (slow_links.py). A round calibrates compute, codec and network, but never the exchange
-itself (`cpdrun.costmodel.measure`), and then takes steps of the training loop with each method in turns. So the
-calibration and the steps see the same disturbances of a shared machine. A calibrated parameter is the median over the
-rounds, and a measured step the median of all steps. Nothing is fitted to the steps. It takes about ten minutes. The
-results are in results/reference/costmodel.
+Ranks run in network namespaces (slow_links.py). A round calibrates compute, codec and network, but not the exchange
+itself (`cpdrun.costmodel.measure`). Then it performs training steps with each method in turns. On a shared machine,
+disturbances therefore affect the calibration and the steps equally. Each calibrated parameter is the median over the
+rounds, and the measured time of a step is the median of all steps. Nothing is fitted to the steps. The script takes
+about ten minutes. The results are in results/reference/costmodel.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from cpdrun.record import write_json, write_text
 
 @dataclass(frozen=True)
 class Method:
-    """A way to take a step.
+    """A way to perform a training step.
 
     Attributes:
         format: The number format.
         aps: Whether gradients are scaled by APS.
         order: The reduction order of cpdrun.comm.
-        algorithm: The algorithm of the cost model that corresponds to it.
-        ddp: Whether the step is that of a script with DistributedDataParallel, whose buckets are sent during backward,
-            and not that of the training loop.
+        algorithm: The corresponding algorithm of the cost model.
+        ddp: Whether to time a script with DistributedDataParallel, which sends buckets during the backward pass,
+            instead of cpdrun's training loop.
     """
 
     format: str
@@ -55,7 +55,7 @@ METHODS = {
 }
 FORMATS = sorted({method.format for method in METHODS.values()})
 ALLOWED_ERROR = 0.15
-WARM_UPS = 2  # DDP rebuilds its buckets after the first step
+WARM_UPS = 2  # DDP rebuilds its buckets after the first step.
 HEAD = """# The cost model against the clock
 
 `sudo python scripts/benchmarks/cost_model.py`: calibrated and measured in turns on one machine, with each rank in a
@@ -66,7 +66,7 @@ HEADS = "method", "compute ms", "APS ms", "exchange ms", "predicted ms", "measur
 
 
 def run_config(width: int) -> dict[str, Any]:
-    """Return the config of a model that is large for its compute, so that the exchange matters."""
+    """Return the config of a model with many parameters and little computation, so that the exchange matters."""
     from cpdrun.sweep import plan
 
     overrides = ["name=bench_costmodel", "format=fp32", "device=cpu", f"model.width={width}", "batch_size=1"]
@@ -95,7 +95,7 @@ def training_steps(config: dict[str, Any]) -> Iterator[tuple[str, Callable[[], N
 
 
 def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
-    """Return a step of cpdrun.train.loop: gradients, then their sum over the ranks, then the optimizer."""
+    """Return a function that performs a step like cpdrun.train.loop: gradients, their sum over the ranks, optimizer."""
     import torch
     import torch.distributed as dist
 
@@ -124,7 +124,7 @@ def loop_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
 
 
 def ddp_step(config: dict[str, Any], method: Method) -> Callable[[], None]:
-    """Return a step of a user's own script, with cpdrun's hook unless the method is DDP's all_reduce."""
+    """Return a function that performs a step like a user's script, with cpdrun's hook or with DDP's own all_reduce."""
     import torch
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
@@ -219,7 +219,9 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="calibrations, each followed by steps (default: 3)"
     )
-    parser.add_argument("--repeats", type=int, default=4, help="steps of each method in a round (default: 4)")
+    parser.add_argument(
+        "--repeats", type=int, default=4, help="number of steps of each method in a round (default: 4)"
+    )
     parser.add_argument(
         "--out", type=Path, help="folder for validation.md, the measured times, and a picture"
     )

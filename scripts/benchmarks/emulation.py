@@ -1,10 +1,12 @@
-"""What does emulating many workers cost, compared with one plain fp32 step on the same samples?
+"""Time the emulation of many workers, compared with one plain fp32 step on the same samples.
 
     python scripts/benchmarks/emulation.py [--workers 256] [--batch 5] [--threads 2]
 
-The plain step is one batch of N x B digits: forward, backward, SGD. The emulated steps compute N gradients (exact: one
-worker after the other; batched: vmap over grad), round each to the format, add them with every partial sum rounded,
-and apply the sum. The steps are timed in turns; times are medians. It takes about a minute.
+The plain step processes one batch of N x B digits, with a forward pass, a backward pass, and a step of SGD. The
+emulated steps compute N gradients, round each gradient to the format, add the gradients with every partial sum rounded,
+and apply the sum. With emulation=exact, the gradients are computed one worker after the other. With
+emulation=batched, they are computed by vmap over grad. The steps are timed in turns. Times are medians. The script
+takes about a minute.
 """
 
 import statistics
@@ -24,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def plain_step(workers: int, batch: int) -> Callable[[], None]:
-    """Return an fp32 step on the samples of all workers in one batch."""
+    """Return a function that performs an fp32 step on the samples of all workers in one batch."""
     parts = build(run_config(workers, batch, "fp32", False, "exact"), CPU)
     x, y = parts.data.train.fetch_batch(torch.arange(workers * batch))
 
@@ -37,7 +39,7 @@ def plain_step(workers: int, batch: int) -> Callable[[], None]:
 
 
 def emulated_step(workers: int, batch: int, emulation: str, fmt: str, aps: bool) -> Callable[[], None]:
-    """Return a step that rounds and adds the gradients of all workers."""
+    """Return a function that performs a step which rounds and adds the gradients of all workers."""
     config = run_config(workers, batch, fmt, aps, emulation)
     parts = build(config, CPU)
     gradients_of = EMULATIONS[emulation](
@@ -69,7 +71,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--batch", type=int, default=5, help="samples per worker (default: 5)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each step (default: 15)")
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="number of timed turns of each step (default: 15)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     sizes = options.workers, options.batch
@@ -79,7 +83,7 @@ def main() -> None:
         "batched, e4m3, APS": emulated_step(*sizes, "batched", "e4m3", True),
         "exact, e4m3, APS": emulated_step(*sizes, "exact", "e4m3", True),
     }
-    found = time_turns(steps, options.repeats, warm_ups=2)  # the first two fill caches and allocators
+    found = time_turns(steps, options.repeats, warm_ups=2)  # The first two steps fill caches and allocators.
     seconds = {name: statistics.median(times) for name, times in found.items()}
     with Report(options.output) as report:
         report.add(describe_machine(threads=options.threads))

@@ -1,18 +1,19 @@
-"""Below which rate of the link do few bits pay? Measured seconds of an exchange next to those of the cost model.
+"""Find the link rate below which a low-precision exchange is faster than bf16, and compare it with the cost model.
 
     sudo python scripts/benchmarks/exchange_crossover.py                      # 2 ranks; .1, 1, 5 Gbit/s and loopback
     sudo python scripts/benchmarks/exchange_crossover.py --ranks 4 --output crossover.md
-    python scripts/benchmarks/exchange_crossover.py --loopback                # no link, which needs no root
+    python scripts/benchmarks/exchange_crossover.py --loopback                # only the loopback, without root
 
 Each rank runs in a network namespace behind a token bucket (slow_links.py). On every link, the ranks calibrate the link
-and the codecs (`cpdrun.costmodel.measure`, never an exchange), and then all methods exchange one vector in turns. Times
-are medians of those of the slowest rank. Predictions are `cpdrun.costmodel.exchange_s` of the calibrated numbers, and
-nothing is fitted. The "link" of the loopback is memory, which is shared with the processors that pack.
+and the codecs (`cpdrun.costmodel.measure`, without an exchange), and then all methods exchange one vector in turns.
+Times are medians of the times of the slowest rank. Predictions are computed by `cpdrun.costmodel.exchange_s` from the
+calibrated numbers. No parameter is fitted to the measured times. The "link" of the loopback is memory, whose bandwidth
+is shared with the processors that pack.
 
-The crossover of a method is the rate above which the platform's bf16 ring is faster. The measured one is where the
-ratio of the two times passes 1 between two links, interpolated in logarithms. The predicted one is where the ratio of
-the model passes 1, with the processor as calibrated on the fastest link. It takes about ten minutes. The result is
-results/reference/wire/crossover.md.
+The crossover of a method is the rate above which the platform's bf16 ring is faster. The measured crossover is the rate
+at which the ratio of the two times passes 1, interpolated logarithmically between two links. The predicted crossover is
+the rate at which the ratio of the predicted times passes 1, with the processor as calibrated on the fastest link. The
+script takes about ten minutes. The result is results/reference/wire/crossover.md.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from cpdrun.costmodel import Codec, Exchange, Network, exchange_s
 REFERENCE = "bf16 ring"
 KEEP = 0.01
 WARM_UPS = 2
-CALIBRATIONS = 3  # repeats of each calibrated number
+CALIBRATIONS = 3  # the number of repetitions of each calibration
 HEADS = (
     *("link", "calibrated", "method", "measured ms", "quartiles", "times bf16 ring"),
     *("predicted ms", "times, predicted", "error"),
@@ -63,7 +64,7 @@ METHODS = {
     "bf16 ring": Method("ring", 16, "bf16"),
     "8 bits, APS": Method("direct", 8, "e4m3", aps=True),
     "4 bits, APS": Method("direct", 4, "e2m1", aps=True),
-    "top-k 1 %": Method("messages", math.nan, "top-k"),  # its message says how many
+    "top-k 1 %": Method("messages", math.nan, "top-k"),  # its number of bits is computed from the message
 }
 
 
@@ -83,7 +84,7 @@ def run_rank(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def exchanges(n_values: int) -> dict[str, Callable[[], None]]:
-    """Return the sum of one float32 vector over the ranks, from float32 to float32, by each method."""
+    """Return, for each method, a function that sums one float32 vector over the ranks."""
     import torch
     import torch.distributed as dist
 
@@ -118,7 +119,7 @@ def top_k() -> Any:
 
 
 def top_k_codec(n_values: int) -> dict[str, float]:
-    """Return the seconds per value to compress the vector, and to decode a message of it and add it."""
+    """Return two times in seconds per value: to compress the vector, and to decode a message and add its values."""
     import torch
 
     from cpdrun.costmodel.measure import alternate
@@ -134,7 +135,7 @@ def top_k_codec(n_values: int) -> dict[str, float]:
 
 
 def predicted_s(label: str, ranks: int, values: int, codecs: Mapping[str, Codec], link: Network) -> float:
-    """Return the seconds of one exchange by the cost model."""
+    """Return the seconds of one exchange according to the cost model."""
     method, others = METHODS[label], ranks - 1
     if method.pattern == "messages":
         sent = others * codecs[method.codec].packed_bytes(values)
@@ -172,7 +173,7 @@ def table(ranks: int, values: int, by_rate: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def crossovers(ranks: int, values: int, by_rate: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line for each method: below or above which rate it is faster than the bf16 ring."""
+    """Return one line for each method with the rates at which it is faster than the bf16 ring."""
     lines = []
     ordered = sorted(by_rate.values(), key=lambda found: found["network"]["bandwidth_bytes_per_s"])
     fastest, codecs = links_and_codecs(ordered[-1])
@@ -218,7 +219,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     add_link_arguments(parser, ranks=[2], rates=["100mbit", "1gbit", "5gbit", LOOPBACK])
     parser.add_argument("--values", type=int, default=4_000_000, help="number of values (default: 4 million)")
-    parser.add_argument("--repeats", type=int, default=7, help="timed turns of each method (default: 7)")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="number of timed turns of each method (default: 7)"
+    )
     options = parse_arguments(parser, run_rank)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with Report(options.output) as report:

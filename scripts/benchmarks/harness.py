@@ -1,8 +1,8 @@
-"""Time alternatives in turns, and print and store Markdown tables. All benchmarks in this folder use it.
+"""Functions for all benchmarks in this folder, to time alternatives in turns, and to print and store Markdown tables.
 
 The calls of a table are timed in turns (A B C A B C ...) after an untimed warm-up, so that a slow moment of the machine
-hits all of them. Unless a benchmark says otherwise, the fastest turn of each call counts, because other programs can
-only slow a call down, and ratios are relative to the first row of the table.
+affects all of them. Unless a benchmark says otherwise, the fastest turn of each call counts, because other programs can
+only slow a call down. Ratios are relative to the first row of the table.
 """
 
 import argparse
@@ -51,13 +51,14 @@ def time_call(call: Callable[[], object], device: str = "cpu") -> float:
 def time_ranks(
     steps: Calls, repeats: int, *, warm_ups: int = 0, count: Callable[[], int] = lambda: 0
 ) -> dict[str, list[tuple[float, int]]]:
-    """Time steps in turns that all ranks of the process group start together.
+    """Time steps in turns. All ranks of the process group start each step at the same time.
 
     Args:
         steps: The steps by name.
         repeats: The number of timed turns.
         warm_ups: The number of untimed turns.
-        count: Returns a counter, for example of sent bytes, whose increase in each step is recorded.
+        count: A function that returns a counter, such as the number of sent bytes. Its increase in each step is
+            recorded.
 
     Returns:
         For each timed turn of a step, the seconds of the slowest rank and the increase of the counter on this rank.
@@ -134,7 +135,7 @@ class Report:
 
     Args:
         output: The file, or None to print only.
-        only: Skip the tables whose title does not start with this text.
+        only: The beginning of the titles of the tables to make. All other tables are skipped.
     """
 
     def __init__(self, output: Path | None, only: str = ""):
@@ -150,7 +151,7 @@ class Report:
             self.output.write_text("\n\n".join(self.parts) + "\n", encoding="utf-8")
 
     def add(self, part: str) -> None:
-        """Print a paragraph or table, separated from the one before by an empty line."""
+        """Print a paragraph or table, preceded by an empty line."""
         self._add_lines([part])
 
     def add_table(

@@ -1,4 +1,4 @@
-"""How fast is custom_fp, compared with copying memory and with other libraries?
+"""Time custom_fp, compared with copying memory and with other libraries.
 
     python scripts/benchmarks/numerics.py                     # CPU, 2**24 values, 1 and 2 threads
     python scripts/benchmarks/numerics.py --only "tables of values" --threads 1
@@ -6,8 +6,8 @@
     python scripts/benchmarks/numerics.py --output results/reference/numerics/bench.md
 
 `ratio` is relative to the first row of a table. Inputs are normal(0, 1) * 1e-3, and results are written into existing
-tensors. qtorch, ml_dtypes, torchao and gfloat are timed if they are installed. It takes about ten minutes. The result
-is results/reference/numerics/bench.md.
+tensors. qtorch, ml_dtypes, torchao and gfloat are timed if they are installed. The script takes about ten minutes. The
+result is results/reference/numerics/bench.md.
 """
 
 import importlib
@@ -96,7 +96,7 @@ def codebooks(x: torch.Tensor) -> Calls:
 
 
 def tables(x: torch.Tensor) -> Calls:
-    """Time formats that are tables, next to a codebook and a format that is computed."""
+    """Time formats that are implemented as tables, and for comparison, a codebook and a computed format."""
     out = torch.empty_like(x)
     terms = [x.roll(i) for i in range(8)]
     calls: Calls = {"torch copy_": lambda: out.copy_(x)}
@@ -145,7 +145,7 @@ def other_libraries(x: torch.Tensor) -> Calls:
 
 
 def torchao_calls(rows: torch.Tensor) -> Calls:
-    """Time torchao's eager code: to codes and scales, and back."""
+    """Time the conversion to codes and scales and back with torchao's eager code."""
     mx = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
     nv = importlib.import_module("torchao.prototype.mx_formats.nvfp4_tensor").NVFP4Tensor
 
@@ -241,9 +241,13 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads on the CPU"
     )
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
     parser.add_argument(
-        "--only", default="", help="the tables whose title starts with this: 'tables of values'"
+        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="make only the tables whose title starts with this text, such as 'tables of values'",
     )
     options = parser.parse_args()
     device, repeats, is_cpu = options.device, options.repeats, options.device == "cpu"

@@ -1,14 +1,19 @@
-"""How much CPU time does observing a run cost (observe=N)?
+"""Measure the CPU time that it costs to observe a run (observe=N).
 
     python scripts/benchmarks/observation.py [EXPERIMENT ...] [--steps 24] [--repeats 3]
 
 For the baseline (fp32) of each experiment, `--steps` steps are trained without observation, and the same steps with
-every step observed. A third run of two steps measures the startup, which is subtracted. Each run is a process with one
-thread. The three take turns, and the least CPU time of each counts, because other programs can only add to it.
+every step observed. A third run of two steps measures the startup time, which is subtracted. Each run is a process with
+one thread. The three runs take turns, and the smallest CPU time of each counts, because other programs can only
+increase it.
 
-Columns: the milliseconds of a step; the additional cost of an observed step, in unobserved steps; and the cost of 8 and
-16 observed steps, as a share of all steps of the experiment. It takes about five minutes. cpdrun/whatif uses the result
-to choose the number of observed steps.
+The columns are
+
+- the milliseconds of a step,
+- the additional time of an observed step, in units of unobserved steps,
+- the additional time of 8 and of 16 observed steps, as a share of all steps of the experiment.
+
+The script takes about five minutes. cpdrun/whatif chooses the number of observed steps based on the result.
 """
 
 import json
@@ -37,7 +42,7 @@ EXPERIMENTS = (
     "transformer_bits_small",
     "llama_recipes_small",
 )
-START_STEPS = 2  # steps of the run that measures the startup
+START_STEPS = 2  # the number of steps of the run that measures the startup time
 
 
 def measure(experiment: str, steps: int, repeats: int) -> tuple[str, ...]:
@@ -49,7 +54,7 @@ def measure(experiment: str, steps: int, repeats: int) -> tuple[str, ...]:
         for kind, (length, observe) in kinds.items():
             found = train_in_process(first | {"max_steps": length, "observe": observe, "epochs": 10**6})
             spent[kind] = min(spent.get(kind, float("inf")), found["cpu_s"])
-    # `found` is now that of the observed run, the last of the kinds
+    # `found` now contains the result of the observed run, which is the last of the three kinds.
     all_steps = first["max_steps"] or first["epochs"] * found["steps_an_epoch"]
     step_s = (spent["plain"] - spent["start"]) / (steps - START_STEPS)
     more = (spent["observed"] - spent["plain"]) / steps / step_s
@@ -88,7 +93,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("experiments", nargs="*", default=EXPERIMENTS, metavar="EXPERIMENT")
     parser.add_argument("--steps", type=int, default=24, help="steps of a run (default: 24)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="number of runs of each kind (default: 3)")
     options = parser.parse_args()
     heads = (
         "experiment",

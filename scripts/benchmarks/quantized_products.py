@@ -1,4 +1,4 @@
-"""How fast are products of rounded operands, as a share of the rate of torch.mm?
+"""Measure the rate of products of rounded operands, as a share of the rate of torch.mm.
 
     python scripts/benchmarks/quantized_products.py                        # 1024^3, one thread
     python scripts/benchmarks/quantized_products.py --threads 2 --output results/reference/numerics/products.md
@@ -7,8 +7,8 @@
 `share` is the time of the first row, float32 without rounding, divided by the time of the row. 60 % means that the
 product, including the rounding of its operands, runs at 0.6 of the rate of torch.mm. Other libraries round as they do
 in training: torchao with to_mx and to_nvfp4 and back to float32, microxcaling with quantize_mx_op on the CPU, and
-gfloat with quantize_block on a 64th of the values, whose time is multiplied. Libraries that are not installed are
-skipped. It takes about five minutes. The result is results/reference/numerics/products.md.
+gfloat with quantize_block on a 64th of the values, whose time is multiplied by 64. Libraries that are not installed are
+skipped. The script takes about five minutes. The result is results/reference/numerics/products.md.
 """
 
 import importlib
@@ -26,7 +26,7 @@ GFLOAT_PART = 64  # gfloat rounds only a 64th of the values
 
 
 def known_formats() -> list[str]:
-    """Return the formats that this version of custom_fp has, and report the others."""
+    """Return the formats that this version of custom_fp has, and print a line about each of the others."""
     found = []
     for name in OURS:
         try:
@@ -158,8 +158,12 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--size", type=int, default=1024, help="size of the square operands (default: 1024)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
-    parser.add_argument("--only", default="", help="the tables whose title starts with this: 'forward'")
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+    )
+    parser.add_argument(
+        "--only", default="", help="make only the tables whose title starts with this text, such as 'forward'"
+    )
     options = parser.parse_args()
 
     torch.manual_seed(0)

@@ -1,20 +1,20 @@
-"""How much slower is a user's script when cpdrun is attached to it?
+"""Measure how much slower a user's script is when cpdrun is attached to it.
 
     python scripts/benchmarks/script_overhead.py [--steps 300] [--threads 1] [--ranks 2]
 
     alone      forward, backward and optimizer step of an ordinary PyTorch script
-    itself     the same script again, which shows how much two equal scripts differ on this machine now
+    itself     the same script again, which shows how much the times of equal scripts differ on this machine
     fp32       the script attached to a run of format=fp32, with a row of the record every 10 steps
     e3m0, APS  the script attached to a run of that format
 
-The script runs in one process as one worker, in one process that emulates 4 workers (by 4 micro-batches in a step), and
-in `--ranks` processes under DistributedDataParallel. Turns of 10 steps alternate, so that a slow moment hits both
-sides. The two steps before each turn are not timed, because they find the other model in the caches, and because cpdrun
-inspects the first step. The ratio of a turn is relative to the mean of the turns before and after it. The table has
-medians, and the 95 % interval of the ratio by order statistics. It takes about five minutes.
+The script runs in one process as one worker, in one process that emulates 4 workers (with 4 micro-batches per step),
+and in `--ranks` processes with DistributedDataParallel. Turns of 10 steps alternate, so that a slow moment affects both
+sides. The two steps before each turn are not timed, because the caches then contain the other model, and because cpdrun
+inspects the first step. The ratio of a turn is relative to the mean of the turns before and after it. The table
+contains medians, and the 95 % interval of the ratio from order statistics. The script takes about five minutes.
 
-The exit status is 1 if the whole interval of fp32 is above 1.01 and the medians differ by more than 20 us a step, which
-is more than a row of the record takes.
+The exit status is 1 if the whole interval of fp32 is above 1.01 and the medians differ by more than 20 us per step,
+which is more than the time to write a row of the record.
 """
 
 import itertools
@@ -59,7 +59,7 @@ ATTACHED_TO = {
 
 
 class Overhead(NamedTuple):
-    """The seconds of a step alone and attached, their ratio and its interval."""
+    """The seconds of a step without and with cpdrun attached, their ratio, and the interval of the ratio."""
 
     alone_s: float
     attached_s: float
@@ -81,7 +81,7 @@ def config(ranks: int, workers: int, *overrides: str) -> dict[str, Any]:
 def make_turn(
     make: Callable[[], nn.Module], micro_batches: int, recorder: Recorder | None
 ) -> Callable[[int], None]:
-    """Return a function that takes a number of steps of a script and records a row after every TURN steps."""
+    """Return a function that performs a given number of steps and records a row after every TURN steps."""
     torch.manual_seed(0)
     model: nn.Module = make()
     if dist.is_initialized():
@@ -113,7 +113,10 @@ def time_turn(turn: Callable[[int], None]) -> float:
 def measure(
     make: Callable[[], nn.Module], workers: int, overrides: tuple[str, ...] | None, steps: int, folder: str
 ) -> Overhead:
-    """Compare the script alone with the script attached to a run, or with itself if there are no overrides."""
+    """Compare the script outside of a run with the script attached to a run.
+
+    If `overrides` is None, the script outside of a run is compared with itself.
+    """
     alone = make_turn(make, workers, None)
     if overrides is None:
         return compare(alone, make_turn(make, workers, None), nullcontext, steps)
@@ -191,7 +194,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=300, help="timed steps of each side (default: 300)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=2, help="processes under DDP (default: 2)")
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes of DDP (default: 2)")
     options = parser.parse_args()
     steps, threads = options.steps, options.threads
     scripts = {

@@ -1,18 +1,21 @@
-"""How long do the exchanges of sharded training take over a slow link, including rounding and packing?
+"""Time the exchanges of sharded training over a slow link, including rounding and packing.
 
     sudo python scripts/benchmarks/sharded_step.py                      # 2 and 4 ranks, 1 Gbit/s, 25M values
     sudo python scripts/benchmarks/sharded_step.py --ranks 2 --output table.md
     sudo chrt -r 5 python scripts/benchmarks/sharded_step.py            # next to other work on the machine
-    python scripts/benchmarks/sharded_step.py --loopback                # no link, which needs no root
+    python scripts/benchmarks/sharded_step.py --loopback                # without links, so no root is needed
 
 Each rank runs in a network namespace behind a token bucket (slow_links.py). Seconds and ratios are medians, and seconds
 are those of the slowest rank.
 
 `reduce-scatter + all-gather`: gradients and weights of square layers, as FSDP splits them. fp32 and bf16 are torch's
-own; torch's reduce-scatter over gloo sends as much as an all-reduce. "fp32, direct" is ours, and nearly all of its time
-is spent on the link. `FSDP2 step`: forward, backward and exchange of such layers, five for each `fully_shard` call,
-gathered once a step; bf16 is torch's MixedPrecisionPolicy for weights and gradients. `theory` is 2 (N-1)/N n k/8 bytes.
-It takes about 20 minutes. The result is results/reference/wire/sharded.md.
+own implementations. torch's reduce-scatter over gloo sends as many bytes as an all-reduce. "fp32, direct" is cpdrun's
+implementation, which spends nearly all of its time on the link.
+
+`FSDP2 step`: forward, backward and exchange of such layers, with five layers per `fully_shard` call, gathered once per
+step. bf16 is torch's MixedPrecisionPolicy for weights and gradients.
+
+`theory` is 2 (N-1)/N n k/8 bytes. The script takes about 20 minutes. The result is results/reference/wire/sharded.md.
 """
 
 import argparse
@@ -31,7 +34,7 @@ Step = Callable[[], Any]
 
 
 def make_exchanges(n_values: int) -> dict[str, Step]:
-    """Return a reduce-scatter of gradients and an all-gather of weights, by each method."""
+    """Return, for each method, a function that reduce-scatters gradients and all-gathers weights."""
     import torch
     import torch.distributed as dist
 
@@ -90,7 +93,7 @@ def make_exchanges(n_values: int) -> dict[str, Step]:
 
 
 def make_steps(n_values: int) -> dict[str, Step]:
-    """Return FSDP2 training steps, by each method."""
+    """Return, for each method, a function that performs an FSDP2 training step."""
     import torch
     from torch import nn
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

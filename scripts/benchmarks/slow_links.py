@@ -1,7 +1,7 @@
-"""Run the ranks of a benchmark behind real slow links.
+"""Functions that run the ranks of a benchmark behind real slow links.
 
-Each rank runs in its own network namespace, which needs root. A veth pair joins it to a bridge, and a token bucket
-filter limits both directions. Namespaces and links are removed at the end, even after an error.
+Each rank runs in its own network namespace, which requires root. A veth pair connects it to a bridge, and a token
+bucket filter limits the rate in both directions. Namespaces and links are removed at the end, even after an error.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def parse_arguments(
 ) -> argparse.Namespace:
     """Parse the command line. In the process of a rank, run `run_rank` and exit.
 
-    Rank 0 prints what `run_rank` returns, as JSON. Exit with a message if a link is requested without root.
+    Rank 0 prints the result of `run_rank` as JSON. If a link is requested without root, exit with a message.
     """
     options = parser.parse_args()
     if options.as_rank:
@@ -66,8 +66,8 @@ def _run_as_rank(options: argparse.Namespace, run_rank: Callable[[argparse.Names
 
 
 def raise_priority() -> None:
-    """Run ahead of the other programs of this machine. The ranks mostly wait."""
-    autogroup = Path("/proc/self/autogroup")  # if it exists, nice has an effect inside a session only
+    """Give this process a higher priority than other programs. This is acceptable because the ranks mostly wait."""
+    autogroup = Path("/proc/self/autogroup")  # If this file exists, nice has an effect only inside a session.
     if autogroup.exists():
         autogroup.write_text("-19")
     os.nice(-19)

@@ -1,13 +1,14 @@
-"""How good is custom_fp.testing: how many legal results does it reject, and how many planted bugs does it find?
+"""Measure how many legal results custom_fp.testing rejects, and how many planted bugs it finds.
 
     python scripts/benchmarks/testing_study.py [--elements 1000000] [--only legal|bugs|time] [--output FILE]
 
-It takes about ten minutes. The result is results/reference/numerics/testing.md.
+The script takes about ten minutes. The result is results/reference/numerics/testing.md.
 
-Legal results are made by a model of a kernel that shares no code with the bound. Blocks of K come in random order and
-are divided at random into partial sums. Each is a chain of the named machine. They are added in float32 in a random
-tree, multiplied by scales and rounded once. The bugs are 30 mistakes that kernels really make. All results are also
-checked with the tolerances of public kernels, against a float32 product of torch that is rounded to the output's dtype:
+Legal results are computed by a model of a kernel that shares no code with custom_fp's error bound. The blocks of the
+dimension K are shuffled and divided at random into partial sums. Each partial sum is computed as a chain on the named
+machine. The partial sums are added in float32 in a random tree, multiplied by scales and rounded once. The planted bugs
+are 30 mistakes that occur in real kernels. All results are also checked with the tolerances of the tests of public
+kernels, against a float32 product of torch that is rounded to the output's dtype:
 
   Triton     torch.allclose(atol=1e-2, rtol=0): python/tutorials/03-matrix-multiplication.py
   torchao    torch.testing.assert_close(atol=rtol=7e-2, for float32 2e-3): test/float8/test_base.py
@@ -77,7 +78,7 @@ KINDS = ("normal", "positive", "wide", "subnormal", "tiny", "large", "cancel", "
 
 
 def shuffled(x: Tensor, order: Tensor, unit: int, axis: int) -> Tensor:
-    """Return the units of an axis in another order. A shorter last unit stays last."""
+    """Return the units of an axis in another order. If the last unit is shorter, it remains the last."""
     whole = len(order) * unit
     head, tail = x.narrow(axis, 0, whole), x.narrow(axis, whole, x.shape[axis] - whole)
     head = head.unflatten(axis, (len(order), unit)).index_select(axis, order).flatten(axis, axis + 1)
@@ -95,7 +96,9 @@ def legal_result(
     a, b = shuffled(a, order, unit, 1), shuffled(b, order, unit, 0)
     problem = read_problem(torch.zeros(a.shape[0], b.shape[1]), a, b, machine, "any", *scales)
     starts = range(unit, depth, unit)
-    share = torch.rand(1, generator=g).item() ** 3  # often few parts, sometimes one for each block
+    share = (
+        torch.rand(1, generator=g).item() ** 3
+    )  # The result is often few parts, and sometimes one per block.
     cuts = [0, *(s for s in starts if torch.rand(1, generator=g) < share), depth]
     sums = [problem.chain(first, last)[0] for first, last in itertools.pairwise(cuts)]
     while len(sums) > 1:
@@ -178,7 +181,7 @@ class Kernel:
     machine: str = "h100_bf16"
     known: dict[str, Any] = field(default_factory=dict)
     words: str = ""
-    """What the explanation must contain."""
+    """The text that the explanation must contain."""
 
     def reference(self) -> Tensor:
         """Return the float32 product that tests of public kernels compare with."""

@@ -1,17 +1,17 @@
-"""How much slower is a step of cpdrun's training loop than that of a plain PyTorch script?
+"""Measure how much slower a step of cpdrun's training loop is than a step of a plain PyTorch script.
 
     python scripts/benchmarks/training_step.py [--device cuda] [--steps 200] [--threads 1]
 
-    plain      what a user would have written: order, batch, forward, backward, optimizer
+    plain      a script like a user's: order, batch, forward, backward, optimizer
     loop       cpdrun's training loop, all formats fp32, world_size 1
     emulated   the loop with e4m3 and APS at world_size 8, with the same samples in a step
 
-After every step of the loop, the plain script takes one of its own, so that a slow moment hits both. On the CPU, small
-networks on small images are timed, because there the overhead matters most; on cuda also resnet18 on images of CIFAR's
-shape. The table has medians, the ratio of medians, and the ratio of means, which includes the gradient statistics of
-every 20th step. It takes about two minutes. The exit status is 1 if the loop's median exceeds the plain script's by
-more than 3 % and by more than 0.2 ms, which is what the seeds, checks and records of a step cost in Python for any
-model.
+After every step of the loop, the plain script performs one step, so that a slow moment affects both. On the CPU, small
+networks on small images are timed, because the overhead matters most there. On cuda, resnet18 on images of CIFAR's
+shape is timed, too. The table contains medians, the ratio of medians, and the ratio of means, which includes the
+gradient statistics of every 20th step. The script takes about two minutes. The exit status is 1 if the loop's median
+exceeds the plain script's by more than 3 % and by more than 0.2 ms. For any model, the seeds, checks and records of a
+step take about 0.2 ms in Python.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from cpdrun.train.state.journal import Journal
 
 LIMIT, FIXED_S = 1.03, 2e-4
 WARM_UPS = 20
-WORKLOADS = {  # overrides, and samples in a step
+WORKLOADS = {  # the overrides of each workload, and the number of samples per step
     "convnet, digits": (("model=convnet", "data=digits"), 64),
     "resnet8, Fashion-MNIST": (
         ("model=resnet_cifar", "model.depth=8", "data=fashion_mnist", "data.train_samples=6400"),
@@ -71,11 +71,11 @@ class InMemory(torch.utils.data.TensorDataset):
 
 
 class AllStepsTakenError(Exception):
-    """All steps were taken."""
+    """Raised after the last step, to end the training loop."""
 
 
 class AlternatingJournal(Journal):
-    """A journal that lets the plain script take a step after each step of the loop, and times both."""
+    """A journal that runs a step of the plain script after each step of the loop, and times both."""
 
     def __init__(self, folder: Path, plain: Iterator[None], steps: int, device: torch.device):
         super().__init__(RunDir(folder), 0)
@@ -151,7 +151,7 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     if device.type == "cuda":
-        torch.backends.cudnn.deterministic = True  # as in the worker
+        torch.backends.cudnn.deterministic = True  # as in cpdrun's runs
     is_slow = False
 
     def measure_rows() -> Iterator[tuple[object, ...]]:

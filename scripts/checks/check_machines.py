@@ -2,11 +2,13 @@
 
     python scripts/checks/check_machines.py [NAME ...] [--cases 1000000] [--seed 0]
 
-The model shares no code with custom_fp's kernels and reference. It uses numpy's integers and float64 for aligned
-blocks, which hold every sum of these machines exactly; float32 for trees; and the C library's fmaf. Operands are random
-codes of the machine's formats, values spread over many exponents, and normally distributed values. For formats with
-scales, the model is given the codes and scales, which the machine has to recover from the values. The exit status is 1
-if a result differs.
+The model shares no code with custom_fp's kernels and reference. It sums aligned blocks in numpy's integers and float64,
+which represent every sum of these machines exactly. It sums trees in float32, and computes fused multiply-adds with the
+C library's fmaf.
+
+Operands are random codes of the machine's formats, values spread over many exponents, and normally distributed values.
+For formats with scales, the model receives the codes and scales, while the emulated machine must recover them from the
+values. The exit status is 1 if a result differs.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Scaled:
 
     values: torch.Tensor
     units: np.ndarray
-    """Codes times the scales of their blocks."""
+    """The values: codes times the scales of their blocks."""
     exponents: np.ndarray
     """The exponents of codes plus those of their scales."""
     scales: np.ndarray
@@ -59,7 +61,7 @@ class Scaled:
 
 
 def scaled(a: Scaled, b: Scaled, how: custom_fp.Accumulator) -> np.ndarray:
-    """Return float32 sums of products (or groups of them) under scales, aligned with the partial sum and cut off."""
+    """Return float32 sums of scaled products, or of groups of them, aligned with the partial sum and truncated."""
     acc = np.zeros((a.units.shape[0], b.units.shape[1]))
     for start in range(0, a.units.shape[1], how.block):
         terms = [(acc, exponents(acc, how.sum.emin))]
@@ -73,7 +75,7 @@ def scaled(a: Scaled, b: Scaled, how: custom_fp.Accumulator) -> np.ndarray:
 
 
 def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Return float32 sums of blocks of exact products, aligned with the partial sum and cut off."""
+    """Return float32 sums of blocks of exact products, aligned with the partial sum and truncated."""
     emin_a, emin_b = (fmt.emin for fmt in how.operands)
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
     total = np.zeros_like(acc)
@@ -93,14 +95,14 @@ def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) ->
 
 
 def cut_off(terms: list[tuple[np.ndarray, np.ndarray]], how: custom_fp.Accumulator) -> np.ndarray:
-    """Align terms by their largest exponent, cut them off and add them. A term is a value and its exponent."""
+    """Align terms to their largest exponent, truncate them and add them. A term is a value and its exponent."""
     common = np.max([exponent for _, exponent in terms], axis=0)
     whole = np.zeros(common.shape, dtype=np.int64)
     for value, _ in terms:
         whole += np.trunc(np.ldexp(value, how.width - common)).astype(np.int64)
     plain = np.sum(
         [value for value, _ in terms], axis=0
-    )  # not finite only if a term is not: no sum overflows
+    )  # No sum overflows, so the result is only infinite or NaN if a term is.
     exact = np.ldexp(whole.astype(np.float64), common - how.width)
     return to_format(np.where(np.isfinite(plain), exact, plain), how)
 
@@ -110,7 +112,7 @@ def exponents(x: np.ndarray, emin: int) -> np.ndarray:
 
 
 def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Round to the format of sums, toward zero or to nearest even. Past the largest value, return infinity."""
+    """Round to the format of sums, toward zero or to nearest even. Values that are too large become infinity."""
     fmt = how.sum
     quantum = np.maximum(np.frexp(x)[1] - 1, fmt.emin) - fmt.mantissa_bits
     digits = np.ldexp(x, -quantum)
@@ -120,9 +122,10 @@ def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
 
 
 def joined(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Return float32 sums of aligned blocks, which are aligned with the partial sum afterwards.
+    """Return float32 sums of products that are aligned in two stages.
 
-    The parts of a split block are aligned separately.
+    The products of a block are aligned and added first. Their sum is then aligned with the partial sum. The parts of a
+    split block are aligned separately.
     """
     emin_a, emin_b = (fmt.emin for fmt in how.operands)
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
@@ -168,7 +171,7 @@ def flushed(x: np.ndarray) -> np.ndarray:
 
 
 def in_trees(a_MxK: np.ndarray, b_KxN: np.ndarray, block: int, keep=lambda x: x) -> np.ndarray:
-    """Add blocks in trees. keep: applied to each product and sum."""
+    """Return the sums of blocks that are added in trees. `keep` is applied to each product and each sum."""
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]), dtype=np.float32)
     for start in range(0, a_MxK.shape[1], block):
         level = [keep(np.multiply.outer(a_MxK[:, k], b_KxN[k])) for k in range(start, start + block)]
@@ -239,7 +242,7 @@ def operand(fmt: custom_fp.Format, shape: tuple[int, int], kind: str, g: torch.G
 
 
 def differences(name: str, cases: int, seed: int) -> tuple[int, int]:
-    """Return how many dot products were compared, and how many of them differ."""
+    """Return the number of dot products that were compared, and the number of them that differ."""
     how = custom_fp.Accumulator.parse(name)
     formats = [custom_fp.parse(f) for f in OPERANDS.get(name) or how.operands]
     depth = how.chunk * 2 + how.block if how.chunk else 3 * how.block if how.width else 4 * how.block

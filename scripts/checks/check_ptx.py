@@ -1,10 +1,11 @@
-"""Compare all CUDA kernels, as NVRTC compiles them, with the CPU's, bit for bit. They run on the CPU; no GPU is needed.
+"""Compare all CUDA kernels, as compiled by NVRTC, with the CPU kernels, bit for bit. No GPU is needed.
 
     python scripts/checks/check_ptx.py [--architecture compute_90] [--rounds 1] [--seed 0]
 
-The cases are every rounding and overflow on 40 formats, both sides of every alignment and size of grid, and formats
-with scales along every axis. kernels/tests/ptx/ explains how PTX runs here. The script prints how many values were
-compared and how many kernels were launched. The exit status is 1 if a value differs or a kernel was not run.
+The PTX code of the kernels is executed on the CPU (see kernels/tests/ptx/). The test cases are every rounding and
+overflow mode with 40 formats, aligned and unaligned addresses, sizes around the limits of a grid, and formats with
+scales along every axis. The script prints the number of compared values and of launched kernels. The exit status is 1
+if a value differs or a kernel was not run.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def main() -> int:
     idle = set(device.parameters) - set(device.launches)
     print(f"\n{sum(device.launches.values())} launches; kernels that were not run: {sorted(idle) or 'none'}")
     print(
-        f"{time.perf_counter() - started:.0f} s; calls with other bits: {len(to.wrong)}",
+        f"{time.perf_counter() - started:.0f} s; number of calls whose results have other bits: {len(to.wrong)}",
         *to.wrong[:40],
         sep="\n",
     )

@@ -1,4 +1,4 @@
-"""Compare formats that are tables with other libraries: P3109 in every mode, posits, linear takums, HiFloat8.
+"""Compare formats that are implemented as tables with other libraries: P3109, posits, linear takums, HiFloat8.
 
     python scripts/checks/check_tables.py --softposit libsoftposit.so --takum libtakum.so \\
         --output results/reference/numerics/tables.md
@@ -30,7 +30,9 @@ from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.reference import random_words
 from custom_fp.rounding import Form
 
-Row = tuple[str, str, int, int]  # what, against what, inputs, differences
+Row = tuple[
+    str, str, int, int
+]  # (what is compared, the other library, number of inputs, number of differences)
 WORDS = {
     "nearest_even": "TiesToEven",
     "nearest_away": "TiesToAway",
@@ -101,7 +103,7 @@ def steps(fmt: Tabulated, bits: int) -> np.ndarray:
 
 
 def p3109_stochastic(most: int) -> Iterator[Row]:
-    """Compare stochastic rounding. gfloat gets the random bits that the kernels draw for each element."""
+    """Compare stochastic rounding. gfloat receives the random bits that custom_fp's kernels use for each element."""
     gfloat = importlib.import_module("gfloat")
     formats = importlib.import_module("gfloat.formats")
     there = halves()
@@ -137,7 +139,7 @@ def _p3109(bits: int, formats) -> Iterator[tuple[Tabulated, object]]:
 
 
 def by_codes(fmt: Tabulated, of: str, encode, decode, near: float) -> Row:
-    """Count inputs and differences.
+    """Compare a format with another library, for all codes and many floats, and return the row of the table.
 
     Args:
         encode: The other library's function from a number to its code.
@@ -171,7 +173,7 @@ def posits(library: Path) -> Iterator[Row]:
 
         def decode(code: int, n: int = n) -> float:
             value = there.convertPX2ToDouble(code << 32 - n)
-            return np.nan if np.isinf(value) else value  # its NaR
+            return np.nan if np.isinf(value) else value  # The library represents NaR by infinity.
 
         def encode(x: float, n: int = n) -> int:
             return there.convertDoubleToPX2(x, n) >> 32 - n
@@ -208,8 +210,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--softposit", type=Path, help="SoftPosit as a shared library")
-    parser.add_argument("--takum", type=Path, help="libtakum as a shared library")
+    parser.add_argument("--softposit", type=Path, help="path of SoftPosit's shared library")
+    parser.add_argument("--takum", type=Path, help="path of libtakum's shared library")
     parser.add_argument(
         "--most", type=int, default=8, help="largest number of bits of P3109 formats (default: 8)"
     )

@@ -1,10 +1,10 @@
-"""Does custom_fp.quantize equal the reference for every float32, all 2**32 of them, bit for bit?
+"""Compare custom_fp.quantize with the reference, bit for bit, for all 2**32 float32 numbers.
 
     python scripts/checks/exhaustive.py                       # e5m2, e4m3, e4m3fn and e3m0; minutes for each
     python scripts/checks/exhaustive.py --output results/reference/numerics/exhaustive.md e3m2
 
-It takes scalar formats of every family (e4m3fnuz, e4m3fo, ue5m3), with any rounding that draws no random numbers
-(--rounding to_odd). check_tables.py checks formats that are tables (posits, P3109, ...).
+The script supports scalar formats of every family (e4m3fnuz, e4m3fo, ue5m3), with any rounding that uses no random
+numbers (--rounding to_odd). check_tables.py checks formats that are implemented as tables (posits, P3109, ...).
 
 The reference (kernels/custom_fp/reference.py) works in float64 with torch's own operations and shares no code with the
 compiled kernels. The exit status is 1 if a single result differs.
@@ -22,11 +22,13 @@ from custom_fp.formats.scalar import Format
 from custom_fp.rounding import Overflow, Rounding, Rule
 
 DETERMINISTIC = [str(word) for word in Rounding if word is not Rounding.STOCHASTIC]
-CHUNK = 1 << 15  # small enough for the reference to stay in the cache
+CHUNK = (
+    1 << 15
+)  # the number of values per call, so that the arrays of the reference fit into the processor's cache
 
 
 def differences(fmt: Format, rounding: str, overflow: str) -> int:
-    """Return for how many of all float32 inputs the results differ."""
+    """Return the number of float32 inputs for which the results differ."""
     rule = Rule(rounding, overflow)
     expected, got = torch.empty(CHUNK), torch.empty(CHUNK)
     wrong = 0

@@ -1,10 +1,11 @@
-"""Write the results of torchao and gfloat for some blocks, with which tests compare formats with scales.
+"""Write the results of torchao and gfloat for some blocks, so that tests can compare formats with scales with them.
 
     python scripts/checks/scaled_vectors.py kernels/tests/scaled_vectors.json
 
-It runs torchao's eager code on the CPU and gfloat's block functions, but no code of custom_fp, and takes seconds.
-Blocks are normal values of several magnitudes, midpoints of two elements, zeros, and one block with a single value.
-Codes and scales are one hexadecimal string for each format. Values are the bits of float32, so that nothing is rounded.
+The script calls torchao's eager code on the CPU and gfloat's block functions, but no code of custom_fp. It takes some
+seconds. Blocks are normal values of several magnitudes, midpoints of two elements, zeros, and one block with a single
+value. Codes and scales are stored as one hexadecimal string for each format. Values are stored as the bits of float32,
+so that nothing is rounded.
 """
 
 import argparse

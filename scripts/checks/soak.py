@@ -1,4 +1,6 @@
-"""Do sweeps that are killed, interrupted and stopped at random end like undisturbed ones? This is the nightly test.
+"""Check that sweeps which are killed, interrupted and stopped at random give the same results as undisturbed ones.
+
+This is the nightly test.
 
     python scripts/checks/soak.py                          # 200 signals, seed 0: about an hour on two cores
     python scripts/checks/soak.py --signals 10 --seed 3    # a few minutes
@@ -7,9 +9,10 @@
     python scripts/checks/soak.py --search 20              # then a search that is killed 20 times (soak_search.py)
     python scripts/checks/soak.py --fuzz 10000             # then 10,000 override strings and YAML files
 
-A sweep of digits, or of a user's script, is trained undisturbed. Then sweeps of the same runs, with 1 and 2 ranks in
-turn, receive signals: the launcher, the warm process, an engine, agent or rank, or a whole process group gets KILL;
-INT, TERM or HUP once or twice; or STOP and later CONT. A launcher that ended is started again. The test checks that
+A sweep of digits, or of a user's script, is trained without signals. Then sweeps of the same runs, alternately with 1
+and 2 ranks, receive signals. Each signal is sent to the launcher, the warm process, an engine, an agent, a rank, or a
+whole process group. The signals are KILL, INT, TERM or HUP (once or twice), and STOP with a later CONT. If the launcher
+ends, it is started again. The test checks that
 
 - all final weights and metrics are those of the undisturbed sweep,
 - no launch fails that did not receive a signal,
@@ -18,8 +21,8 @@ INT, TERM or HUP once or twice; or STOP and later CONT. A launcher that ended is
 - no launcher prints a traceback,
 - the sweep ends within --patience seconds.
 
-The same seed chooses the same signals, but what they hit depends on the machine. Every signal is printed. If a property
-does not hold, it is named, the folder is kept, and the exit status is 1.
+The same seed selects the same signals, but the processes that receive them depend on the machine. Every signal is
+printed. If a property does not hold, the script prints it and keeps the folder, and the exit status is 1.
 """
 
 import argparse
@@ -62,29 +65,31 @@ SEARCH = [
     "search.tolerance=4",
     "device=cpu",
 ]
-STARTING_S = 2.0  # before the first signal, so that not all of them hit a launcher that is still importing
-PAUSE_S = (0.0, 0.6)  # between signals
-TWICE_S = (0.0, 0.25)  # between the two signals of `twice`
-STOPPED_S = (0.05, 3.0)  # between STOP and CONT
-AFTER_RANK_S = (0.0, 3.0)  # after the first rank has started
+STARTING_S = (
+    2.0  # the time before the first signal, so that not all signals reach a launcher that is still importing
+)
+PAUSE_S = (0.0, 0.6)  # the time between signals
+TWICE_S = (0.0, 0.25)  # the time between two signals of the same kind
+STOPPED_S = (0.05, 3.0)  # the time between STOP and CONT
+AFTER_RANK_S = (0.0, 3.0)  # the time between the start of the first rank and a signal
 WAIT_FOR_ROLE_S = 10.0
-TRAINING_SHARE = 0.75  # of --kills: the share that waits until a rank exists
-SIGNALS_PER_SWEEP = 20  # at most, so that 1 and 2 ranks take turns
+TRAINING_SHARE = 0.75  # with --kills, the share of signals that are sent only after a rank has started
+SIGNALS_PER_SWEEP = 20  # the largest number of signals per sweep, so that sweeps with 1 and 2 ranks alternate
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\w[\w.]*)", re.MULTILINE)
 
 
 @dataclass
 class Soak:
-    """Sweeps that receive signals, and what they must result in.
+    """Sweeps that receive signals, and their expected results.
 
     Attributes:
         folder: The folder of all sweeps.
-        dice: The random numbers that choose roles, signals and pauses.
-        patience_s: The seconds without a signal after which a sweep must have ended.
+        dice: The random generator that selects roles, signals and pauses.
+        patience_s: The time after the last signal in which a sweep must end, in seconds.
         of_script: Whether the runs are those of a user's script.
         only_kills: Whether KILL is the only signal.
         expected: The weights and metrics of the undisturbed sweep, by run.
-        struck: The number of signals that were sent.
+        struck: The number of signals that were sent so far.
     """
 
     folder: Path
@@ -177,7 +182,7 @@ class Soak:
         return SIGNALS[0] if is_kill else self.dice.choice(SIGNALS[1:])
 
     def _check_finished_once(self, name: str, finished: dict[str, int]) -> None:
-        """Check that no done.json was written a second time, and remember when the new ones were written."""
+        """Check that no done.json was written a second time, and store the times at which new ones were written."""
         for run in self._sweep(name).runs():
             with contextlib.suppress(FileNotFoundError):
                 when = run.done.stat().st_mtime_ns
@@ -186,7 +191,7 @@ class Soak:
 
     def _check_output(self, name: str) -> None:
         log = (self.folder / f"{name}.log").read_text(errors="replace")
-        errors = set(TRACEBACK.findall(log)) - {"KeyboardInterrupt"}  # expected after INT to a single process
+        errors = set(TRACEBACK.findall(log)) - {"KeyboardInterrupt"}  # SIGINT raises a KeyboardInterrupt.
         if errors:
             raise BrokenError(f"{name}: {name}.log has a traceback of {', '.join(errors)}")
 
@@ -196,7 +201,7 @@ class Soak:
     def _results(self, name: str) -> dict[str, Any]:
         """Return the weights and metrics of each run, or None for a run that is not finished.
 
-        Runs are named without their digest, which for a script depends on the number of ranks.
+        The names of runs do not include the hash, because the hash of a script's run depends on the number of ranks.
         """
         runs = {run.name.rpartition("-")[0]: run for run in self._sweep(name).runs()}
         return {
@@ -216,14 +221,14 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def fuzz(tries: int) -> int:
-    """Run tests/config/test_fuzz*.py with this many tries."""
+    """Run tests/config/test_fuzz*.py with `tries` random inputs per test, and return pytest's exit code."""
     tests = map(str, sorted((Path(__file__).parents[2] / "tests" / "config").glob("test_fuzz*.py")))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "0", *tests]
     return subprocess.run(command, env={**os.environ, "CPDRUN_FUZZ": str(tries)}).returncode
 
 
 def search(kills: int, seed: int, patience_s: float, folder: Path) -> str | None:
-    """Return what is broken, or None."""
+    """Return a description of the property that does not hold, or None."""
     try:
         answer = soak_search.soak(SEARCH, kills, seed, folder, patience_s)
         wait_until_alone(folder / "struck", patience_s)
@@ -235,7 +240,7 @@ def search(kills: int, seed: int, patience_s: float, folder: Path) -> str | None
 
 
 def soak(run: Soak, signals: int, seed: int) -> str | None:
-    """Return what is broken, or None."""
+    """Return a description of the property that does not hold, or None."""
     try:
         run.calm()
         for number in itertools.count(1):

@@ -1,16 +1,17 @@
-"""What does it cost to kill ranks of runs with elastic=true, and does it change any bit?
+"""Kill ranks of runs with elastic=true, to check that results keep the same bits and to measure the lost work.
 
     nice python scripts/checks/soak_elastic.py                       # 20 kills: about three minutes on two cores
     python scripts/checks/soak_elastic.py --kills 100 --seed 3
     python scripts/checks/soak_elastic.py --overhead 5               # only the cost of elastic=true without kills
 
-Each case is trained undisturbed by one process that emulates all workers, and then by several ranks of which one is
-killed with KILL, again and again. The test checks that the run ends in its first attempt, with the final weights of the
-undisturbed run and one line in lost.jsonl for each kill. If that is not so, the exit status is 1.
+Each case is first trained without kills by one process that emulates all workers. It is then trained by several ranks,
+one of which is killed again and again. The test checks that the run ends in its first attempt, with the final weights
+of the run without kills, and with one line in lost.jsonl for each kill. Otherwise, the exit status is 1.
 
-For each kill it prints the number of steps that had to be trained again; `lost`, the seconds from the end of the last
-complete step until it was complete again, as the run records it; and `from the kill`, the seconds from the kill until
-then, as measured here. The result is in results/reference/elastic.
+For each kill, the script prints three numbers: the number of steps that were trained again; `lost`, the time in seconds
+between the end of the last complete step and the end of its repetition, as recorded by the run; and `from the kill`,
+the time in seconds between the kill and the end of the repetition, as measured here. The result is in
+results/reference/elastic.
 """
 
 import argparse
@@ -36,7 +37,7 @@ COMMON = [
     "checkpoint.every_epochs=1000",
     "name=soaked",
 ]
-CASES = {  # overrides, and the number of ranks
+CASES = {  # the overrides and the number of ranks of each case
     "all_reduce, APS": (["aps=true"], 2),
     "all_reduce, error feedback": (["aps=true", "sync.error_feedback=true"], 4),
     "gossip_choco": (["sync=gossip_choco", "aps=false"], 2),
@@ -51,10 +52,15 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=20, help="kills in total (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=30, help="epochs of a run; longer runs take more kills")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=30,
+        help="number of epochs of a run (default: 30). A longer run is killed more often.",
+    )
     parser.add_argument("--case", action="append", choices=CASES, help="only this case; can be repeated")
     parser.add_argument(
-        "--overhead", type=int, metavar="N", help="kill nothing; time N pairs of undisturbed runs"
+        "--overhead", type=int, metavar="N", help="time N pairs of undisturbed runs instead of killing ranks"
     )
     arguments = parser.parse_args()
     cases = {name: CASES[name] for name in arguments.case or CASES}
@@ -94,7 +100,7 @@ def soak(cases: dict[str, tuple[list[str], int]], arguments: argparse.Namespace,
 def strike(
     name: str, overrides: list[str], ranks: int, kills: int, dice: random.Random, folder: Path
 ) -> list[float]:
-    """Kill a rank this many times, each time after the run has recovered. Return the seconds that each kill cost."""
+    """Kill a rank this many times, each time after the run has recovered. Return the lost seconds for each kill."""
     process, costs = train([*overrides, f"nproc={ranks}", "elastic=true"], folder), []
     try:
         run = wait_for(lambda: run_of(folder), "the run", PATIENCE_S, process)
@@ -128,11 +134,11 @@ def check_same(calm: RunDir | None, struck: RunDir | None, kills: int) -> None:
     if expected.weights_sha256 != found.weights_sha256:
         raise BrokenError("the weights differ from those of the undisturbed run")
     if len(struck.attempts()) != 1 or struck.attempts()[0].outcome().restarts != kills:
-        raise BrokenError("the run took a second attempt, or the number of restarts is not that of kills")
+        raise BrokenError("the run had a second attempt, or the numbers of restarts and kills differ")
 
 
 def measure_overhead(name: str, overrides: list[str], pairs: int, folder: Path) -> None:
-    """Print how much longer training takes with elastic=true. The two runs of a pair follow each other."""
+    """Print the ratio of the training times with and without elastic=true, from pairs of consecutive runs."""
     ratios = []
     for pair in range(pairs):
         seconds = []

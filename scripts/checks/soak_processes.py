@@ -1,4 +1,4 @@
-"""Start commands of cpdrun, wait for them, and find their processes. All soak tests use it."""
+"""Functions for all soak tests, which start commands of cpdrun, wait for them, and find their processes."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class BrokenError(Exception):
-    """A property that a soak test checks does not hold."""
+    """Raised if a property that a soak test checks does not hold."""
 
 
 def start(command: str, arguments: Sequence[str], log: Path, **options: Any) -> subprocess.Popen:
@@ -34,10 +34,10 @@ def wait_for(
     """Return the first true value of a condition.
 
     Args:
-        condition: The function to call again and again.
-        what: What is waited for, for the message.
-        patience_s: The seconds to wait.
-        process: Stop waiting when this process has ended.
+        condition: The function that is called repeatedly.
+        what: A description of the condition, for the message.
+        patience_s: The longest time to wait, in seconds.
+        process: A process. If it ends, the function stops waiting.
 
     Raises:
         BrokenError: The condition did not become true.
@@ -45,7 +45,7 @@ def wait_for(
     until = time.monotonic() + patience_s
     while not (value := condition()):
         if time.monotonic() > until or (process is not None and process.poll() is not None):
-            raise BrokenError(f"waited in vain for {what}")
+            raise BrokenError(f"{what} did not appear within {patience_s:g} s")
         time.sleep(0.01)
     return value
 
@@ -56,7 +56,7 @@ def proc_folders() -> Iterator[Path]:
 
 
 def find_processes(folder: Path) -> list[int]:
-    """Return the processes whose command line or open files name something in `folder`."""
+    """Return the processes that use `folder`: their command line or an open file contains its path."""
     found = []
     for process in proc_folders():
         if int(process.name) != os.getpid():
@@ -104,7 +104,7 @@ def find_roles(launcher: subprocess.Popen) -> dict[str, list[int]]:
             role = "agent"
         elif role_of[parents[pid]] == "launcher":
             role = "warm process"
-        else:  # forked from the warm process, or started cold by an agent; ranks are forked from an engine
+        else:  # Engines are forked from the warm process or started by an agent. Ranks are forked from an engine.
             role = "engine" if role_of[parents[pid]] in ("warm process", "agent") else "rank"
         role_of[pid] = role
         found.setdefault(role, []).append(pid)

@@ -1,16 +1,16 @@
-"""Does a search that is killed again and again end like an undisturbed one? `soak.py --search N` runs this test.
+"""Check that a search which is killed repeatedly has the same result as an undisturbed search.
 
-Ctrl-C interrupts the search once, after the first run of its baseline, which decides where the search starts. Then the
-process of the command is killed with KILL at random moments: when a further run begins or ends, or a little later. The
-command is started again immediately, while the engines and ranks of the killed one are still ending. The test checks
-that
+`soak.py --search N` runs this test. Ctrl-C interrupts the search once, after the first run of its baseline, which
+determines the start of the search. Then the process of the command is killed at random moments: when a further run
+begins or ends, or a little later. The command is started again immediately, while the engines and ranks of the killed
+command are still ending. The test checks that
 
 - the answer is that of an undisturbed search,
 - the runs are the same, with the same weights, and all of them are in sweep.yaml,
 - no run was started after it was finished, and none is left unfinished.
 
-The caller checks that no process is left. Only one run is trained at a time, because with several runs, the order in
-which they end decides which ones are started early.
+The caller checks that no process is left. Only one run is trained at a time. With several simultaneous runs, the order
+in which they end would determine which further runs are started early.
 """
 
 import json
@@ -31,14 +31,14 @@ from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.record import Ending, RunDir, SweepDir, read_manifest
 
 NAME = "searched"
-MOST_RUNS_BEFORE_KILL = 1  # that may end between a start and a kill
+MOST_RUNS_BEFORE_KILL = 1  # the largest number of runs that may end between a start and a kill
 LITTLE_LATER_S = 1.0
-LOOK_S = 0.01
+POLL_S = 0.01
 
 
 @dataclass
 class Search:
-    """A search with the arguments `words`, in a folder of its own."""
+    """A search with the arguments `words`, in a separate folder."""
 
     folder: Path
     words: Sequence[str]
@@ -55,7 +55,7 @@ class Search:
             self.folder / "log",
             stdout=subprocess.PIPE,
             env={key: value for key, value in os.environ.items() if key != MODULE_VARIABLE},
-            process_group=0,  # because a terminal sends Ctrl-C to the whole group
+            process_group=0,  # A terminal sends Ctrl-C to a whole process group, so the search needs its own.
         )
 
     def interrupt(self) -> None:
@@ -89,7 +89,7 @@ class Search:
         """Run the search to its end.
 
         Returns:
-            What the search found, with the weights of its finished runs and the runs in sweep.yaml.
+            The result of the search, with the weights of its finished runs and the runs in sweep.yaml.
 
         Raises:
             BrokenError: A run was finished twice, started after it was finished, or left unfinished.
@@ -122,8 +122,10 @@ class Search:
         while process.poll() is None and not condition():
             if time.monotonic() > until:
                 process.kill()
-                raise BrokenError(f"waited {self.patience_s:.0f} s in vain: {self.folder / 'log'}")
-            time.sleep(LOOK_S)
+                raise BrokenError(
+                    f"the search made no progress for {self.patience_s:.0f} s: {self.folder / 'log'}"
+                )
+            time.sleep(POLL_S)
 
     def _done(self) -> list[RunDir]:
         done = [run for run in self._runs() if run.done.exists()]
@@ -142,10 +144,13 @@ class Search:
         return SweepDir(self.folder / NAME)
 
 
-CALL_KEYS = ("summaries",)  # describe what one call launched; all other keys describe the search
+CALL_KEYS = (
+    "summaries",
+)  # the keys that describe the runs of a single call. All other keys describe the search.
 
 
-# Whether the moment has come, given how many runs were finished and attempts started when the search was started.
+# Functions that return whether the moment of a kill has come. Their arguments are the search, the number of finished
+# runs and the number of attempts when the search was started.
 MOMENTS: dict[str, Callable[[Search, int, int], bool]] = {
     "a run begins": lambda search, done, begun: search._attempts() > begun,
     "a run ends": lambda search, done, begun: len(search._done()) > done,
@@ -154,7 +159,7 @@ MOMENTS: dict[str, Callable[[Search, int, int], bool]] = {
 
 
 def soak(words: Sequence[str], kills: int, seed: int, folder: Path, patience_s: float = 300) -> str:
-    """Run an undisturbed search, and one that is interrupted once and killed `kills` times.
+    """Run an undisturbed search, and a search that is interrupted once and killed `kills` times.
 
     Returns:
         The answer, in one line.

@@ -1,11 +1,14 @@
-"""A small model with its loss and its gradients, as of a script of this process."""
+"""A small model with its loss and its gradients, as a script in this process would have it."""
 
 import itertools
 
 import torch
 import torch.nn.functional as F
+from bits import same_bits
 from intercepted_script import batch
 from torch import Tensor, nn
+
+from cpdrun.comm import emulate_all_reduce
 
 E3M0 = ("format=e3m0", "aps=true")
 
@@ -23,6 +26,12 @@ def loss_of(model: nn.Module, worker: int, step: int) -> Tensor:
 
 def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+
+
+def assert_rounded(model: nn.Module, *own: list[Tensor]) -> None:
+    """Check that `.grad` has the bits of the emulated sum, in e3m0 with APS, of each worker's gradients."""
+    for p, *of_workers in zip(model.parameters(), *own, strict=True):
+        assert same_bits(p.grad, emulate_all_reduce(of_workers, "e3m0", aps=True))
 
 
 def step_of(model: nn.Module, *optimizers: torch.optim.Optimizer, passes: int = 1) -> None:

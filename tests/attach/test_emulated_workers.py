@@ -1,5 +1,4 @@
-"""One process that plays several workers: their sum is that of as many machines, and what cannot be told apart is
-refused."""
+"""One process that emulates several workers: their sum is that of real workers, and ambiguous scripts are errors."""
 
 import contextlib
 import copy
@@ -10,7 +9,7 @@ import pytest
 import torch
 from bits import same_bits
 from intercepted_script import STEPS, Net
-from linear_script import E3M0, gradients, linear, loss_of, step_of
+from linear_script import E3M0, assert_rounded, gradients, linear, loss_of, step_of
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim import optimizer as optim
@@ -21,8 +20,8 @@ from cpdrun.comm import emulate_all_reduce
 from cpdrun.errors import UserError
 
 
-def test_played_workers_are_summed_as_machines_would(intercept) -> None:
-    """Their losses undivided, for N that is no power of two; buffers follow worker 0."""
+def test_emulated_workers_are_summed_as_machines_would(intercept) -> None:
+    """The losses are not divided, N is not a power of two, and buffers follow worker 0."""
     interceptor = intercept(*E3M0, "world_size=3")
     torch.manual_seed(0)
     model = Net()
@@ -37,15 +36,13 @@ def test_played_workers_are_summed_as_machines_would(intercept) -> None:
                 own.append([p.grad.clone() for p in model.parameters()])
         loss_of(alone, 0, step)
         optimizer.step()
-        for p, *of_workers in zip(model.parameters(), *own, strict=True):
-            expected = emulate_all_reduce([g / 3 for g in of_workers], "e3m0", aps=True)
-            assert same_bits(p.grad, expected)
+        assert_rounded(model, *([g / 3 for g in of_worker] for of_worker in own))
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), alone.buffers(), strict=True))
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_divided_losses_are_summed_as_they_are(intercept, said: bool) -> None:
-    """Said by run.worker, or counted; `.grad` is complete once the last backward pass has ended."""
+@pytest.mark.parametrize("said", [True, False], ids=["run.worker", "counted"])
+def test_divided_losses_are_summed_without_another_division(intercept, said: bool) -> None:
+    """`.grad` is complete when the last backward pass has ended."""
     interceptor = intercept(*E3M0, "world_size=4")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -61,13 +58,12 @@ def test_divided_losses_are_summed_as_they_are(intercept, said: bool) -> None:
                     loss.backward()
             else:
                 loss.backward()
-        expected = [emulate_all_reduce(list(of), "e3m0", aps=True) for of in zip(*own, strict=True)]
-        assert all(same_bits(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+        assert_rounded(model, *own)
         optimizer.step()
     interceptor.check()
 
 
-def test_a_last_smaller_batch_has_workers_that_send_zeros(intercept) -> None:
+def test_workers_without_a_pass_in_the_last_step_send_zeros(intercept) -> None:
     interceptor = intercept(*E3M0, "world_size=4")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -80,13 +76,11 @@ def test_a_last_smaller_batch_has_workers_that_send_zeros(intercept) -> None:
             loss.backward()
         optimizer.step()
     zeros = [torch.zeros_like(p) for p in model.parameters()]
-    for p, *of in zip(model.parameters(), *own, zeros, zeros, strict=True):
-        assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
+    assert_rounded(model, *own, zeros, zeros)
     assert "fewer backward passes than workers" in interceptor.facts()["notes"][0]
 
 
-def test_zeroed_gradients_count_no_more(intercept) -> None:
-    """A script that throws half a round away."""
+def test_zeroed_gradients_are_not_counted(intercept) -> None:
     intercept(*E3M0, "world_size=2")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -98,12 +92,10 @@ def test_zeroed_gradients_count_no_more(intercept) -> None:
         own.append(gradients(model, loss))
         loss.backward()
     optimizer.step()
-    for p, *of in zip(model.parameters(), *own, strict=True):
-        assert same_bits(p.grad, emulate_all_reduce(of, "e3m0", aps=True))
+    assert_rounded(model, *own)
 
 
-def test_a_pass_that_reaches_no_parameter_is_no_workers(intercept) -> None:
-    """As one through inputs alone."""
+def test_a_pass_that_reaches_no_parameter_is_not_counted(intercept) -> None:
     interceptor = intercept(*E3M0, "world_size=2")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -135,7 +127,7 @@ def test_a_worker_that_fails_leaves_the_gradients_as_they_were(intercept) -> Non
 # ---- fp32
 
 
-def test_fp32_with_divided_micro_batches_is_the_scripts_own_sum(intercept) -> None:
+def test_fp32_with_divided_micro_batches_equals_the_scripts_own_sum(intercept) -> None:
     def weights(around: Any) -> list[Tensor]:
         model = linear()
         optimizer = SGD(model.parameters(), lr=0.1)
@@ -151,7 +143,7 @@ def test_fp32_with_divided_micro_batches_is_the_scripts_own_sum(intercept) -> No
     assert all(map(same_bits, weights(intercept("world_size=3").worker), alone))
 
 
-def test_fp32_of_undivided_workers_is_the_built_in_sum(intercept) -> None:
+def test_fp32_of_undivided_workers_equals_the_built_in_sum(intercept) -> None:
     interceptor = intercept("world_size=3")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -167,17 +159,16 @@ def test_fp32_of_undivided_workers_is_the_built_in_sum(intercept) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])
-def test_fp32_is_not_called_a_run_of_workers_that_the_script_does_not_play(intercept, passes: int) -> None:
-    """The backward passes of the first step are counted."""
+def test_fp32_counts_the_backward_passes_of_the_first_step(intercept, passes: int) -> None:
     intercept("world_size=3")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
-    said = pytest.raises(UserError, match=f"has {passes} backward passes: let it accumulate 3")
+    said = pytest.raises(UserError, match=f"has {passes} backward passes. Accumulate the gradients of 3")
     with contextlib.nullcontext() if passes == 3 else said:
         step_of(model, optimizer, passes=passes)
 
 
-def test_fp32_leaves_nothing_in_the_way_of_the_second_step(intercept) -> None:
+def test_fp32_removes_its_hooks_before_the_second_step(intercept) -> None:
     def in_the_way() -> list[Any]:
         hooks = optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks
         zero_grads = optim.Optimizer.zero_grad, nn.Module.zero_grad
@@ -192,15 +183,11 @@ def test_fp32_leaves_nothing_in_the_way_of_the_second_step(intercept) -> None:
     assert in_the_way() == before
 
 
-# ---- what is refused, in one line that says what to do
+# ---- errors of one line that say what to do
 
 
-def too_few(interceptor: Interceptor) -> None:
-    step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=1)
-
-
-def too_many(interceptor: Interceptor) -> None:
-    step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=3)
+def steps(passes: int) -> Callable[[Interceptor], None]:
+    return lambda interceptor: step_of(model := linear(), SGD(model.parameters(), lr=0.1), passes=passes)
 
 
 def two_optimizers(interceptor: Interceptor) -> None:
@@ -208,65 +195,50 @@ def two_optimizers(interceptor: Interceptor) -> None:
     step_of(model, SGD(model[1].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1), passes=2)
 
 
-def half_a_round(interceptor: Interceptor) -> None:
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with interceptor.worker(1):
-        loss_of(model, 1, 0).backward()
-    optimizer.step()
+def by_workers(*workers: int | None, step: bool = False) -> Callable[[Interceptor], None]:
+    """Return a script with a backward pass of each worker. The pass of worker None is outside of run.worker."""
+
+    def script(interceptor: Interceptor) -> None:
+        model = linear()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for w in workers:
+            with contextlib.nullcontext() if w is None else interceptor.worker(w):
+                loss_of(model, 0, 0).backward()
+        if step:
+            optimizer.step()
+
+    return script
 
 
-def one_twice(interceptor: Interceptor) -> None:
-    model = linear()
-    _kept = SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        with interceptor.worker(0):
-            loss_of(model, 0, 0).backward()
-
-
-def outside_of_a_worker(interceptor: Interceptor) -> None:
-    model = linear()
-    _kept = SGD(model.parameters(), lr=0.1)
-    with interceptor.worker(0):
-        loss_of(model, 0, 0).backward()
-    loss_of(model, 0, 0).backward()
-
-
-def no_optimizer_yet(interceptor: Interceptor) -> None:
+def without_optimizer(interceptor: Interceptor) -> None:
     with interceptor.worker(0):
         loss_of(linear(), 0, 0).backward()
 
 
-def one_in_another(interceptor: Interceptor) -> None:
-    model = linear()
-    _kept = SGD(model.parameters(), lr=0.1)
+def nested(interceptor: Interceptor) -> None:
+    _kept = SGD(linear().parameters(), lr=0.1)
     with interceptor.worker(0), interceptor.worker(1):
         pass
 
 
-def not_this_process(interceptor: Interceptor) -> None:
-    with interceptor.worker(2):
-        pass
-
-
-REFUSED = [
-    (too_few, "the first step has 1 backward passes.*run.worker.*world_size to 1"),
-    (too_many, "more than 2 backward passes: put `with run.worker"),
-    (
-        two_optimizers,
-        "2 optimizers, so that cpdrun cannot know which backward pass belongs to which worker: put `with run.worker",
+ERRORS = {
+    "too few": (steps(1), "the first step has 1 backward passes.*run.worker.*world_size=1"),
+    "too many": (steps(3), "more than 2 backward passes"),
+    "two optimizers": (two_optimizers, "2 optimizers, .*which backward pass belongs to which worker"),
+    "one missing": (by_workers(1, step=True), "step comes before the gradients of workers 0"),
+    "one twice": (by_workers(0, 0), r"run.worker\(0\) was used twice in a step, before workers 1"),
+    "outside": (by_workers(0, None), "a backward pass is outside of run.worker"),
+    "no optimizer": (without_optimizer, "create an optimizer of torch.optim before"),
+    "nested": (nested, r"run.worker\(1\) is nested in another run.worker"),
+    "not in this process": (
+        by_workers(2),
+        r"run.worker\(2\): this process emulates only the workers \[0, 1\]",
     ),
-    (half_a_round, "a step without the gradients of workers 0: put"),
-    (one_twice, r"run.worker\(0\) twice in a step, without workers 1"),
-    (outside_of_a_worker, "a backward pass outside of run.worker: put"),
-    (no_optimizer_yet, "create an optimizer of torch.optim before"),
-    (one_in_another, r"run.worker\(1\) inside another run.worker"),
-    (not_this_process, r"run.worker\(2\): this process emulates the workers \[0, 1\]"),
-]
+}
 
 
-@pytest.mark.parametrize(("wrong", "said"), REFUSED)
-def test_workers_that_cannot_be_told_apart_stop_the_script(intercept, wrong: Callable, said: str) -> None:
-    with pytest.raises(UserError, match=said) as told:
-        wrong(intercept(*E3M0, "world_size=2"))
-    assert "\n" not in str(told.value)
+@pytest.mark.parametrize(("script", "message"), ERRORS.values(), ids=ERRORS)
+def test_workers_that_cannot_be_distinguished_are_an_error(intercept, script: Callable, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        script(intercept(*E3M0, "world_size=2"))
+    assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Trainers inside a run: what they log is recorded; one that was stopped and started again ends with the same bits."""
+"""Trainers in a run: what they log is recorded, and one that was stopped and continued ends with the same bits."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from test_examples import SCRIPTS, differing, needs, run_dir, source, weights
 
 from cpdrun.attach import integrations
 
-REMEMBERING = ("sync.rounding=stochastic", "sync.error_feedback=true")  # from step to step
+REMEMBERING = ("sync.rounding=stochastic", "sync.error_feedback=true")  # state between steps
 
 
 class Started:
@@ -22,7 +22,7 @@ class Started:
         self.run = run_dir(script, folder, 1, "e3m0", *more)
 
     def start(self, stop_at: int = 0) -> None:
-        """stop_at: the run is to stop when its script asks for that time."""
+        """Start the script. It is told to stop when it asks for the `stop_at`-th time."""
         how, code = (partial(stopped, stop_at), os.EX_TEMPFAIL) if stop_at else (attached, 0)
         run_script(1, self.script, self.arguments, self.folder, how, code, CPDRUN_RUN_DIR=str(self.run.path))
 
@@ -44,30 +44,30 @@ def stopped(at: int, script: str) -> None:
 
 @needs["hf_trainer"]
 def test_hugging_face_trainer(tmp_path):
-    script, typed = SCRIPTS / "hf_trainer.py", "--max_steps 12 --output_dir w"
+    script, typed = SCRIPTS / "hf_trainer.py", "--max_steps 6 --output_dir w"
     whole, halves = (Started(script, typed, tmp_path / name, *REMEMBERING) for name in ("whole", "halves"))
     whole.start()
-    halves.start(stop_at=7)
-    assert (halves.checkpoints / "trainer0" / "checkpoint-7").is_dir()
+    halves.start(stop_at=4)
+    assert (halves.checkpoints / "trainer0" / "checkpoint-4").is_dir()
     assert not (halves.folder / "w" / "model.safetensors").exists()
     halves.start()
     assert differing(weights(whole.folder), weights(halves.folder)) == 0
     last = whole.rows()[-1]
-    assert last["step"] == halves.rows()[-1]["step"] == 12 and "train_loss" in last
+    assert last["step"] == halves.rows()[-1]["step"] == 6 and "train_loss" in last
     assert not any("runtime" in name or "per_second" in name for name in last)
 
 
 @needs["hf_trainer"]
-def test_each_training_of_a_script_goes_on_from_its_own(tmp_path):
-    """Stopped in the second of two, which begins where the first ended."""
-    again = "trainer.train()\ntrainer.args.max_steps = 4\ntrainer.train()\ntrainer.save_model()"
+def test_each_training_of_a_script_has_its_own_checkpoint(tmp_path):
+    """The script is stopped in the second of two trainings."""
+    again = "trainer.train()\ntrainer.args.max_steps = 3\ntrainer.train()\ntrainer.save_model()"
     script = tmp_path / "twice.py"
     script.write_text("\n".join(source("hf_trainer")).replace("trainer.train()\ntrainer.save_model()", again))
     assert script.read_text().count("trainer.train()") == 2
-    typed = "--max_steps 6 --output_dir w"
+    typed = "--max_steps 2 --output_dir w"
     whole, halves = (Started(script, typed, tmp_path / name) for name in ("whole", "halves"))
     whole.start()
-    halves.start(stop_at=8)
+    halves.start(stop_at=4)
     assert [folder.name for folder in halves.checkpoints.iterdir()] == ["trainer1"]
     halves.start()
     assert differing(weights(whole.folder), weights(halves.folder)) == 0
@@ -113,7 +113,7 @@ accelerator.save_state(folder)
 
 
 @needs["accelerate_digits"]
-def test_accelerate_saves_what_the_run_remembers(tmp_path):
+def test_accelerate_saves_the_state_of_the_run(tmp_path):
     from safetensors.torch import load_file
 
     script = tmp_path / "saves.py"
@@ -158,14 +158,13 @@ def test_outside_of_a_run_lightning_gets_no_callback(monkeypatch):
     assert len(fabric._load_external_callbacks("lightning.fabric.callbacks_factory")) == 1
 
 
-def test_no_entry_point_is_of_a_group_that_another_library_loads():
-    """Importing torch or Lightning where cpdrun is installed loads nothing of ours."""
+def test_other_libraries_do_not_load_entry_points_of_cpdrun():
+    """Importing torch or Lightning imports nothing of cpdrun."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert all(group.startswith("cpdrun.") for group in project.get("entry-points", {}))
 
 
-def test_a_library_of_another_shape_trains_all_the_same(tmp_path, monkeypatch, capsys):
-    """Its integration is tried once it is imported, and what it lacks is said."""
+def test_an_integration_that_does_not_fit_is_noted(tmp_path, monkeypatch, capsys):
     (tmp_path / "strange_trainer.py").write_text("x = 1\n")
     (tmp_path / "integrates.py").write_text("def install(module):\n    module.Trainer.log = print\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -177,10 +176,10 @@ def test_a_library_of_another_shape_trains_all_the_same(tmp_path, monkeypatch, c
     finally:
         undo()
     assert strange_trainer.x == 1 and type(strange_trainer.__loader__).__name__ == "SourceFileLoader"
-    assert "integrates:install does not fit this version of strange_trainer" in capsys.readouterr().err
+    assert "integrates:install does not support this version of strange_trainer" in capsys.readouterr().err
 
 
-def test_what_is_no_number_is_left_out():
+def test_values_that_are_not_numbers_are_omitted():
     import torch
 
     values = {"a": 1, "b": torch.tensor([2.0]), "c": "text", "d": torch.ones(2), "e": True, "f": None}

@@ -281,13 +281,13 @@ def one_shard() -> str:
 
 
 def test_what_cannot_be_exchanged_stops_the_script_in_one_line() -> None:
-    assert "take nproc=2 or more, or DistributedDataParallel" in run_ranks(1, one_shard)[0]
+    assert "Set nproc=2 or more, or use DistributedDataParallel" in run_ranks(1, one_shard)[0]
     for said in run_ranks(2, what_is_refused):
-        assert "put the forward pass in there too" in said["forward outside"]
-        assert "2 processes that exchange no gradients" in said["no exchange"]
+        assert "Put the forward pass into it, too" in said["forward outside"]
+        assert "2 processes, but does not exchange gradients" in said["no exchange"]
         assert "over 1 of 2 processes" in said["part of the ranks"]
-        assert "remove register_comm_hook, or run with format=fp32" in said["a hook of its own"]
-        assert "FSDP1" in said["FSDP1"] and "use fully_shard" in said["FSDP1"]
+        assert "Remove the call of register_comm_hook, or run with format=fp32" in said["a hook of its own"]
+        assert "FSDP1" in said["FSDP1"] and "Use fully_shard" in said["FSDP1"]
         assert "take nproc=4, or world_size=2" in said["several workers a shard"]
         assert "a mesh of (1, 2) in 2 processes" in said["two dimensions"]
         assert "set_reduce_scatter_unused_params(True)" in said["unused in a shard"]

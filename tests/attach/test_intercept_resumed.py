@@ -119,6 +119,7 @@ def test_nothing_is_remembered_at_fp32_and_what_is_strange_is_refused(intercept)
     interceptor = intercept(*REMEMBERING)
     interceptor.load_state_dict({})
     with pytest.raises(
-        UserError, match=r"^run.load_state_dict: this is not what run.state_dict\(\) returned in this run"
+        UserError,
+        match=r"^run.load_state_dict: the argument must be a state that run.state_dict\(\) returned in this run",
     ):
         interceptor.load_state_dict({"model": {}})

@@ -49,7 +49,7 @@ def test_what_is_left_behind_is_named_alone_and_nobody_waits_for_it(runs, do, na
     left = int((runs[do].path / "left").read_text())
     os.kill(left, 0)  # it is alive
     assert attempt.outcome().left_running == f"{left} ({name})"
-    said = f"lingering_script.py has ended and left processes running: {left} ({name})\n"
+    said = f"lingering_script.py has ended, but left processes running: {left} ({name})\n"
     assert said in attempt.rank_log(0).read_text()
 
 

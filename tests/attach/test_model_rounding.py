@@ -82,7 +82,7 @@ def test_a_model_is_taken_hold_of_by_its_name_too(intercept) -> None:
     assert isinstance(net.head, custom_fp.QuantLinear)
     SGD(net.parameters(), lr=0.1)
     assert all(map(same_bits, gradients(net), built_in(*RULES)))
-    with pytest.raises(UserError, match="takes models and optimizers, not int"):
+    with pytest.raises(UserError, match="must be models and optimizers, not int"):
         interceptor.add(3)
 
 
@@ -139,7 +139,7 @@ def test_a_rule_for_no_layer_stops_the_script(intercept) -> None:
     net = Net()
     with pytest.raises(UserError, match=r"precision.rules\[0\]: 'tail\.\*' matches no layer"):
         SGD(net.parameters(), lr=0.1)
-    with pytest.raises(UserError, match="precision reached no layer"):
+    with pytest.raises(UserError, match="precision rules had no effect on any layer"):
         interceptor.check()
 
 
@@ -200,7 +200,7 @@ def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(intercept, cap
     assert "left in float32 (0)" in capsys.readouterr().err
     for given, why in (
         ((Net(),), "cpdrun.attach: unknown recipe 'mxpf8' (did you mean 'mxfp8'?)"),
-        ((), "needs the mod"),
+        ((), "needs a model"),
     ):
         with pytest.raises(UserError, match=re.escape(why)):
             cpdrun.attach(*given, recipe="mxpf8")
@@ -214,7 +214,7 @@ def test_a_second_model_that_no_rule_means_stays_in_float32(intercept) -> None:
     net, other = Net(), nn.Linear(4, 4)
     SGD(net.parameters(), lr=0.1)
     SGD(other.parameters(), lr=0.1)
-    assert type(other) is nn.Linear and "Linear: no precision rule fits it" in interceptor.facts()["notes"][0]
+    assert type(other) is nn.Linear and "Linear stays in float32, because" in interceptor.facts()["notes"][0]
 
 
 def wrapped(how: str, *typed: str) -> list[Tensor]:

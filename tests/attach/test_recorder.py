@@ -46,9 +46,9 @@ def test_a_script_is_told_to_stop_and_the_run_knows(run):
     recorder = Recorder(run.path)
     assert not recorder.should_stop()
     (attempt,) = run.attempts()
-    assert attempt.asks.exists() and not attempt.told.exists()
+    assert attempt.polls_stop.exists() and not attempt.stop_delivered.exists()
     run.preempt.touch()
-    assert recorder.should_stop() and attempt.told.exists()
+    assert recorder.should_stop() and attempt.stop_delivered.exists()
 
 
 def test_without_a_run_there_is_none(run, monkeypatch):

@@ -49,7 +49,8 @@ def test_the_reloaded_best_model_computes_by_the_rules(intercept, tmp_path) -> N
         loaded = torch.load(tmp_path / "best.pt", weights_only=True)["model"]
     assert loaded[1].__class__ is nn.Linear and torch.equal(loaded.eval()(x), model.eval()(x))
     assert (
-        "the run's rules also apply to the model that torch.load returned" in interceptor.facts()["notes"][0]
+        "the run's rules are also applied to the model that torch.load returned"
+        in interceptor.facts()["notes"][0]
     )
     torch.load(other, weights_only=False)
     interceptor.loaded_models.add_notes()
@@ -69,7 +70,7 @@ def test_a_model_that_only_gets_weights_is_named(intercept) -> None:
     interceptor.loaded_models.add_notes()
     (note,) = interceptor.facts()["notes"]
     assert note.startswith(
-        "Net (from load_state_dict) computed in float32: no optimizer holds its parameters"
+        "Net (from load_state_dict) computed in float32, because no optimizer updates its parameters"
     )
 
 
@@ -113,7 +114,7 @@ def test_a_script_without_an_optimizer_is_refused_at_its_first_backward(intercep
     intercept(typed)
     x, y = batch(0, 0)
     loss = F.cross_entropy(Net()(x), y)
-    with pytest.raises(UserError, match="has made no optimizer"):
+    with pytest.raises(UserError, match="has created no optimizer"):
         loss.backward()
 
 
@@ -126,7 +127,7 @@ def test_the_baseline_of_formats_is_refused_before_it_trains(
     intercept("format=fp32")
     x, y = batch(0, 0)
     loss = F.cross_entropy(Net()(x), y)
-    expected = pytest.raises(UserError, match="has made no optimizer") if is_refused else nullcontext()
+    expected = pytest.raises(UserError, match="has created no optimizer") if is_refused else nullcontext()
     with expected:
         loss.backward()
 
@@ -140,4 +141,4 @@ def test_a_script_that_loads_its_best_model(intercept, model, recipe, tmp_path, 
     interceptor.check()
     _, loaded, copied = capsys.readouterr().out.rsplit("|", 2)
     assert loaded.split()[-1] == copied.split()[-1]
-    assert "the run's rules also apply" in interceptor.facts()["notes"][0]
+    assert "the run's rules are also applied" in interceptor.facts()["notes"][0]

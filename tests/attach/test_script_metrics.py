@@ -61,7 +61,7 @@ def test_a_wrong_pattern_costs_one_run_and_its_correction_none(here, capsys):
 def test_what_the_first_run_found_is_said(here, capsys):
     assert main(["sweep", "train.py", "seed=0,1"]) == 0
     said = "".join(capsys.readouterr())
-    assert "note: train takes --seed: each run gets its own, --seed {seed}" in said
+    assert "note: train has an option --seed, so each run passes its own seed with --seed {seed}" in said
     assert "found train_loss and val_acc; val_acc decides, higher is better" in said
 
 

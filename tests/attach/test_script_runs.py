@@ -128,7 +128,7 @@ def test_another_launcher_that_starts_other_ranks(tmp_path):
     run = run_dir(SCRIPT, tmp_path, 2, "e3m0")
     said = run_script(1, SCRIPT, [], tmp_path, attached, ends_with=2, CPDRUN_RUN_DIR=str(run.path))
     assert said.startswith(
-        "error: script.launch_with started 1 rank, and nproc=2: let it start {nproc} (accelerate launch"
+        "error: script.launch_with started 1 rank, but nproc=2. Use {nproc} in script.launch_with"
     )
 
 

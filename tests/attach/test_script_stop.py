@@ -53,7 +53,7 @@ def test_it_is_stopped_and_has_saved(runs, words):
     assert int((run.checkpoint.parent / "step").read_text()) > 0
     log = attempt.rank_log(0).read_text()
     assert ("gets SIGTERM" in log) == (words == "")
-    assert attempt.asks.exists() == attempt.told.exists() == (words == "--ask")
+    assert attempt.polls_stop.exists() == attempt.stop_delivered.exists() == (words == "--ask")
 
 
 def test_it_goes_on_from_there_and_what_it_logged_before_counts(runs):

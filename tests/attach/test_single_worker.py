@@ -1,4 +1,4 @@
-"""One process that is one worker: gradients have the bits of the built-in sums, whatever the script calls."""
+"""One process that is one worker: gradients have the bits of the built-in sums, however the script trains."""
 
 import copy
 import math
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from bits import same_bits
 from intercepted_script import VARIANTS, batch, config, train, train_intercepted
-from linear_script import E3M0, gradients, linear, loss_of, step_of
+from linear_script import E3M0, assert_rounded, gradients, linear, loss_of, step_of
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -21,7 +21,7 @@ from cpdrun.comm.sums.scaling import APS
 from cpdrun.errors import UserError
 
 
-def test_a_step_is_by_the_rounded_gradient(intercept) -> None:
+def test_a_step_uses_the_rounded_gradient(intercept) -> None:
     interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -31,8 +31,7 @@ def test_a_step_is_by_the_rounded_gradient(intercept) -> None:
         own = gradients(model, loss)
         loss.backward()
         optimizer.step()
-        for p, g in zip(model.parameters(), own, strict=True):
-            assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+        assert_rounded(model, own)
     interceptor.check()
     facts = interceptor.facts()["gradients"]
     assert facts["exchange"] == ["rounded before the optimizer's step"]
@@ -48,9 +47,7 @@ def test_a_step_is_by_the_rounded_gradient(intercept) -> None:
         ("fp32", "false", ""),
     ],
 )
-def test_weights_that_are_not_finite_are_named_with_what_to_do(
-    intercept, capsys, format, aps, advice
-) -> None:
+def test_weights_that_are_not_finite_are_reported_with_advice(intercept, capsys, format, aps, advice) -> None:
     interceptor = intercept(f"format={format}", f"aps={aps}")
     model = nn.Linear(3, 1, bias=False)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -62,8 +59,8 @@ def test_weights_that_are_not_finite_are_named_with_what_to_do(
     assert f"cpdrun: weights were not finite (3 of 3){advice}\n" in capsys.readouterr().err
 
 
-def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(intercept) -> None:
-    """By the parameters' names, and steps counted from 0; some layers in fp32."""
+def test_stochastic_rounding_and_error_feedback_equal_the_built_in_loop(intercept) -> None:
+    """The keys are parameter names and step numbers. Some layers are in fp32."""
     knobs = {"rounding": "stochastic", "error_feedback": True}
     typed = [f"sync.{key}={str(value).lower()}" for key, value in knobs.items()]
     interceptor = intercept("format=e3m1", "aps=true", "seed=3", "full_precision.layers=['2.*']", *typed)
@@ -89,21 +86,20 @@ def test_what_a_sum_draws_and_remembers_is_that_of_the_built_in_loop(intercept) 
     )
 
 
-def clipped_by_norm(model: nn.Module) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-
-
-def clipped_by_value(model: nn.Module) -> None:
-    torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
-
-
-def clipped_in_two_calls(model: nn.Module) -> None:
+def clip_in_two_calls(model: nn.Module) -> None:
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.01, norm)
 
 
-@pytest.mark.parametrize("clip", [clipped_by_norm, clipped_by_value, clipped_in_two_calls])
-def test_clipping_is_of_rounded_gradients(intercept, clip: Callable[[nn.Module], None]) -> None:
+CLIPS = {
+    "norm": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01),
+    "value": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4),
+    "two calls": clip_in_two_calls,
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+def test_rounded_gradients_are_clipped(intercept, clip: Callable[[nn.Module], None]) -> None:
     intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -120,7 +116,7 @@ def test_clipping_is_of_rounded_gradients(intercept, clip: Callable[[nn.Module],
     )
 
 
-def test_clipping_by_hand_comes_before_the_rounding_and_is_noted(intercept, capfd) -> None:
+def test_clipping_by_hand_precedes_the_rounding_and_is_noted(intercept, capfd) -> None:
     interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -129,10 +125,12 @@ def test_clipping_by_hand_comes_before_the_rounding_and_is_noted(intercept, capf
         p.grad.mul_(0.5)
     optimizer.step()
     (note,) = interceptor.facts()["notes"]
-    assert "changes gradients between backward and step" in note and note in capfd.readouterr().err
+    assert (
+        "changes gradients between the backward pass and the step" in note and note in capfd.readouterr().err
+    )
 
 
-def test_gradients_that_pile_up_are_rounded_once(intercept) -> None:
+def test_accumulated_gradients_are_rounded_once(intercept) -> None:
     intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -142,12 +140,11 @@ def test_gradients_that_pile_up_are_rounded_once(intercept) -> None:
         torch._foreach_add_(piled, gradients(model, loss))
         loss.backward()
     optimizer.step()
-    for p, g in zip(model.parameters(), piled, strict=True):
-        assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+    assert_rounded(model, piled)
 
 
 def test_gradients_zeroed_before_a_step_are_noted(intercept) -> None:
-    """As of a first step of SAM, or of a batch that is passed over."""
+    """This happens in the first step of SAM, or if a batch is skipped."""
     interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -156,11 +153,11 @@ def test_gradients_zeroed_before_a_step_are_noted(intercept) -> None:
     assert interceptor.facts()["notes"] == []
     loss_of(model, 0, 0).backward()
     model.zero_grad()
-    assert "zeroes gradients that took no step" in interceptor.facts()["notes"][0]
+    assert "zeroes gradients that no optimizer step has used" in interceptor.facts()["notes"][0]
 
 
-def test_a_closure_is_followed_by_the_rounding_each_time(intercept) -> None:
-    """As LBFGS calls it, several times a step."""
+def test_gradients_are_rounded_after_each_call_of_a_closure(intercept) -> None:
+    """LBFGS calls it several times in a step."""
     intercept(*E3M0)
     model = linear()
     seen = []
@@ -189,14 +186,14 @@ def test_a_closure_is_followed_by_the_rounding_each_time(intercept) -> None:
             assert same_bits(f, emulate_all_reduce([e], "e3m0", aps=True))
 
 
-def test_lbfgs_itself_runs(intercept) -> None:
+def test_lbfgs_runs(intercept) -> None:
     (weights,) = train_intercepted(["LBFGS"], *E3M0)[0].values()
     (plain,) = train_intercepted(["LBFGS"])[0].values()
     assert all(torch.isfinite(w).all() for w in weights)
     assert not all(map(torch.equal, weights, plain))
 
 
-def test_a_compiled_step_is_by_the_rounded_gradient(intercept) -> None:
+def test_a_compiled_step_uses_the_rounded_gradient(intercept) -> None:
     intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -205,11 +202,10 @@ def test_a_compiled_step_is_by_the_rounded_gradient(intercept) -> None:
     own = gradients(model, loss)
     loss.backward()
     step()
-    for p, g in zip(model.parameters(), own, strict=True):
-        assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+    assert_rounded(model, own)
 
 
-def test_a_scaler_that_refuses_a_step_costs_no_later_rounding(intercept) -> None:
+def test_later_gradients_are_rounded_after_a_scaler_skips_a_step(intercept) -> None:
     """Gradients are rounded scaled, as under DDP: with a power of two and APS the same bits."""
     intercept(*E3M0)
     model = linear()
@@ -222,12 +218,11 @@ def test_a_scaler_that_refuses_a_step_costs_no_later_rounding(intercept) -> None
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         if factor == 1:
-            for p, g in zip(model.parameters(), own, strict=True):
-                assert same_bits(p.grad, emulate_all_reduce([g], "e3m0", aps=True))
+            assert_rounded(model, own)
         scaler.update()
 
 
-def test_a_layer_thawed_later_is_rounded_too(intercept) -> None:
+def test_a_layer_that_is_unfrozen_later_is_rounded(intercept) -> None:
     interceptor = intercept(*E3M0)
     model = linear()
     model[1].requires_grad_(False)
@@ -261,7 +256,7 @@ def test_other_dtypes_are_rounded_in_float32(intercept, dtype: torch.dtype) -> N
 # ---- fp32
 
 
-def test_fp32_is_what_the_script_computes_without_cpdrun(intercept) -> None:
+def test_fp32_changes_no_bit_of_the_script(intercept) -> None:
     names = list(VARIANTS)
     plain = {name: train(name, Outside(), ddp=False) for name in names}
     found, facts = train_intercepted(names)
@@ -270,10 +265,10 @@ def test_fp32_is_what_the_script_computes_without_cpdrun(intercept) -> None:
     assert facts["gradients"]["exchange"] == ["left alone"]
 
 
-# ---- what is refused, in one line that says what to do
+# ---- errors of one line that say what to do
 
 
-def test_sparse_gradients_are_refused_by_name(intercept) -> None:
+def test_sparse_gradients_are_an_error_with_the_name(intercept) -> None:
     intercept(*E3M0)
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -282,7 +277,7 @@ def test_sparse_gradients_are_refused_by_name(intercept) -> None:
         optimizer.step()
 
 
-def test_a_format_that_takes_hold_of_nothing_is_an_error(intercept) -> None:
+def test_a_format_that_reaches_no_gradient_is_an_error(intercept) -> None:
     interceptor = intercept(*E3M0)
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -290,13 +285,13 @@ def test_a_format_that_takes_hold_of_nothing_is_an_error(intercept) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.1 * p.grad
-    with pytest.raises(UserError, match=r"format=e3m0 with APS reached no gradient.*0 steps"):
+    with pytest.raises(UserError, match=r"format=e3m0 with APS had no effect on any gradient.*0 steps"):
         interceptor.check()
     assert not optimizer.state
     intercept().check()
 
 
-def test_a_pattern_that_means_no_layer_is_an_error_after_two_steps(intercept) -> None:
+def test_a_pattern_that_matches_no_layer_is_an_error_after_two_steps(intercept) -> None:
     intercept(*E3M0, "full_precision.layers=['head.*']")
     model = linear()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -308,24 +303,21 @@ def test_a_pattern_that_means_no_layer_is_an_error_after_two_steps(intercept) ->
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (("sync=gossip_dpsgd",), "sync=DPSGD: a script's workers share their weights"),
-        (("sync=compressed",), "use sync=all_reduce or sync=requantised"),
-        (
-            ("full_precision.first_epochs=1",),
-            "full_precision.first_epochs: cpdrun does not know the epochs of a script",
-        ),
+        (("sync=gossip_dpsgd",), "sync=DPSGD is not available in scripts"),
+        (("sync=compressed",), "Use sync=all_reduce or sync=requantised"),
+        (("full_precision.first_epochs=1",), "full_precision.first_epochs is not available in scripts"),
         (
             ("precision.weights=e4m3",),
-            r"precision.weights=e4m3: a script stores its weights itself. .* precision.rules=\[{modules",
+            r"precision.weights=e4m3 is not available in scripts, .* precision.rules=\[{modules",
         ),
-        (("precision.loss_scale=8",), "precision.loss_scale=8: a script scales its own loss"),
-        (("precision.update=e5m2",), "precision.update=e5m2: .* leave precision.update out"),
+        (("precision.loss_scale=8",), "precision.loss_scale=8: a script must scale its loss itself"),
+        (("precision.update=e5m2",), "precision.update=e5m2 .* Leave precision.update out"),
         (
             ("precision.optimizer_state=e5m2",),
-            "precision.optimizer_state=e5m2: .* leave precision.optimizer_state out",
+            "precision.optimizer_state=e5m2 .* Leave precision.optimizer_state out",
         ),
     ],
 )
-def test_what_a_script_cannot_have_is_refused_before_it_starts(typed: tuple, said: str) -> None:
+def test_unsupported_settings_are_errors_before_the_script_starts(typed: tuple, said: str) -> None:
     with pytest.raises(UserError, match=said):
         Interceptor(config("format=e4m3", *typed))

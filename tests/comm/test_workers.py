@@ -10,9 +10,9 @@ from cpdrun.comm.workers import Workers
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_ranks_share_the_workers_in_order(ranks):
     everyone = [Workers(8, rank, ranks) for rank in range(ranks)]
-    assert [w for one in everyone for w in one.mine] == list(range(8))
-    assert all(one.owner(w) == one.rank for one in everyone for w in one.mine)
-    assert all(list(one.mine) == list(everyone[0].played_by(one.rank)) for one in everyone)
+    assert [w for one in everyone for w in one.local] == list(range(8))
+    assert all(one.owner(w) == one.rank for one in everyone for w in one.local)
+    assert all(list(one.local) == list(everyone[0].emulated_by(one.rank)) for one in everyone)
 
 
 def test_workers_must_be_shared_equally(monkeypatch):
@@ -27,11 +27,11 @@ def test_workers_must_be_shared_equally(monkeypatch):
 def gathered() -> tuple:
     workers = Workers.of_group(4)
     table = torch.zeros(4)
-    table[workers.mine.start : workers.mine.stop] = torch.tensor([w + 1.0 for w in workers.mine])
-    return workers.gather({w: w * w for w in workers.mine}), workers.sum_of_disjoint(table).tolist()
+    table[workers.local.start : workers.local.stop] = torch.tensor([w + 1.0 for w in workers.local])
+    return workers.gather({w: w * w for w in workers.local}), workers.sum_of_disjoint(table).tolist()
 
 
-def test_what_each_worker_has_comes_together():
+def test_values_of_all_workers_are_gathered():
     first, second = run_ranks(2, gathered)
     assert first == ({0: 0, 1: 1, 2: 4, 3: 9}, [1.0, 2.0, 3.0, 4.0])
     assert second == ({}, first[1])
@@ -58,6 +58,6 @@ def refused() -> list[str]:
     return messages
 
 
-def test_ranks_that_cannot_share_the_workers_are_refused_in_one_way():
-    text = "nproc=2 does not divide world_size=3: each process plays the same number of workers"
+def test_ranks_that_cannot_share_the_workers_get_the_same_message():
+    text = "nproc=2 does not divide world_size=3: each process must emulate the same number of workers"
     assert run_ranks(2, refused) == [[text] * 2] * 2

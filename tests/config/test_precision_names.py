@@ -16,7 +16,7 @@ RULE = "{modules: '*', role: %s, format: %s}"
         ("precision.accumulator=bogus", "precision.accumulator=bogus: unknown format 'bogus'"),
         ("precision.accumulator=h100_fp9", "did you mean 'h100_fp8'"),
         ("precision.accumulator=fp16-fusd", "did you mean 'fused'"),
-        ("precision.accumulator=mxfp8_e4m3", "take a format without scales"),
+        ("precision.accumulator=mxfp8_e4m3", "must be a format without scales"),
         ("precision.weights=e9m2", "exponent_bits is 9"),
         (
             f"precision.rules=[{RULE % ('[input, accumulator]', 'fp16-fusd')}]",

@@ -44,7 +44,7 @@ my_gemm = lambda a, b: custom_fp.matmul(a, b, accumulator="h100_bf16").bfloat16(
 my_cast = lambda x: custom_fp.quantize(x, "e4m3fn", overflow="saturate")
 """,
     "docs/accumulators.md": f"{MODEL}\na, b = torch.randn(2, 64, 64).unbind()\n",
-    "docs/recipes.md": MODEL,
+    "docs/recipes.md": f"{MODEL}\ninputs = torch.randn(4, 64)\n",
     "docs/record.md": """
 from pathlib import Path
 Path("theirs.csv").write_text("fmt,bits,seed,acc,loss\\naf4,4.5,0,.9,.3\\nfp32,32,0,.95,.2\\n")

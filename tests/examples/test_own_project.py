@@ -60,7 +60,7 @@ def test_what_is_there_is_not_written_over(project, capsys):
     network = project / "waves" / "network.py"
     network.write_text("# mine\n")
     assert main(["init", str(project)]) == 2
-    assert "is not empty; name a folder that does not exist yet" in capsys.readouterr().err
+    assert "is not empty. Type a folder that does not exist yet" in capsys.readouterr().err
     assert network.read_text() == "# mine\n"
 
 
@@ -77,16 +77,16 @@ def test_changed_code_is_noticed_when_the_command_is_typed_again(project):
         "device=cpu",
     )
     assert cpdrun(*words, cwd=project).returncode == 0
-    assert "other code" not in cpdrun(*words, cwd=project).stdout
+    assert "different code" not in cpdrun(*words, cwd=project).stdout
     (run,) = SweepDir(project / "results" / "mine").runs()
     assert {"cpdrun", "waves.focal", "waves.network", "waves.signals"} <= set(read_json(run.env)["code"])
     with (project / "waves" / "network.py").open("a") as file:
         file.write("# changed\n")
     again = cpdrun(*words, cwd=project).stdout
-    assert "1 done run used other code or data than now (waves.network)" in again and "Nothing to do" in again
+    assert "1 done run used different code or data (waves.network)" in again and "Nothing to do" in again
     anew = cpdrun(*words, "--rerun", "changed", cwd=project)
     assert anew.returncode == 0 and "1 done, 1 to run" in anew.stdout, anew.stdout + anew.stderr
-    assert "other code" not in cpdrun(*words, cwd=project).stdout
+    assert "different code" not in cpdrun(*words, cwd=project).stdout
 
 
 def test_elsewhere_the_sweep_says_what_it_lacks(project, tmp_path):
@@ -139,7 +139,7 @@ def test_a_slip_is_answered_with_the_name_meant(project):
         with pytest.raises(ConfigError, match=rf"did you mean '{meant}'"):
             plan(["exp=mine", typed], project / "conf")
     (project / "conf" / "config.yaml").write_text("epochs: 1\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml would hide every default"):
+    with pytest.raises(ConfigError, match=r"config\.yaml would replace all defaults"):
         plan(["exp=mine"], project / "conf")
 
 

@@ -1,4 +1,4 @@
-"""The outcomes of single test examples in a record: what is written is read, and nothing else is."""
+"""The outcomes of single test examples in a record are read back, and files that do not fit are refused."""
 
 import json
 import re
@@ -34,14 +34,14 @@ def written(run, content: bytes):
     return read_example_outcomes(run, DONE)
 
 
-def test_what_is_written_is_read(run):
+def test_outcomes_are_read_back(run):
     write_example_outcomes(run, OURS)
     found = read_example_outcomes(run, DONE)
     assert found == OURS and found.mean == 7 / 11
     assert found.unpack().tolist() == RIGHT
 
 
-def test_the_documented_header_is_the_one_that_is_written(run):
+def test_the_documented_header_is_written(run):
     write_example_outcomes(run, OURS)
     part = DOCUMENTED.read_text().split("## `example_outcomes.bin`\n", 1)[1].split("\n## ", 1)[0]
     keys = re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)
@@ -51,20 +51,20 @@ def test_the_documented_header_is_the_one_that_is_written(run):
 @pytest.mark.parametrize(
     ("change", "bits", "problem"),
     [
-        ({}, b"\xbb", "does not hold 11 bits"),
-        ({}, b"\xbb\x80\x00", "does not hold 11 bits"),
-        ({}, b"\xbb\x81", "does not hold 11 bits"),
-        ({}, b"\xbb\xa0", "belongs to other results"),
-        ({"samples": 12}, b"\xbb\x80", "belongs to other results"),
-        ({"samples": 0}, b"", "how many examples"),
-        ({"samples": True}, b"\x80", "how many examples"),
-        ({"samples": "11"}, b"\xbb\x80", "how many examples"),
-        ({"samples": 10**9}, b"\xbb\x80", "how many examples"),
-        ({"metric": "test_loss"}, b"\xbb\x80", "belongs to other results"),
-        ({"metric": "no such"}, b"\xbb\x80", "belongs to other results"),
-        ({"metric": ["test_accuracy"]}, b"\xbb\x80", "which metric"),
-        ({"labels_sha256": "ab"}, b"\xbb\x80", "which test set"),
-        ({"labels_sha256": None}, b"\xbb\x80", "which test set"),
+        ({}, b"\xbb", "does not contain exactly 11 bits"),
+        ({}, b"\xbb\x80\x00", "does not contain exactly 11 bits"),
+        ({}, b"\xbb\x81", "does not contain exactly 11 bits"),
+        ({}, b"\xbb\xa0", "belongs to another result"),
+        ({"samples": 12}, b"\xbb\x80", "belongs to another result"),
+        ({"samples": 0}, b"", "valid metric and number of examples"),
+        ({"samples": True}, b"\x80", "valid metric and number of examples"),
+        ({"samples": "11"}, b"\xbb\x80", "valid metric and number of examples"),
+        ({"samples": 10**9}, b"\xbb\x80", "valid metric and number of examples"),
+        ({"metric": "test_loss"}, b"\xbb\x80", "belongs to another result"),
+        ({"metric": "no such"}, b"\xbb\x80", "belongs to another result"),
+        ({"metric": ["test_accuracy"]}, b"\xbb\x80", "valid metric and number of examples"),
+        ({"labels_sha256": "ab"}, b"\xbb\x80", "does not contain the digest"),
+        ({"labels_sha256": None}, b"\xbb\x80", "does not contain the digest"),
         ({"record": 2}, b"\xbb\x80", "update cpdrun"),
     ],
 )
@@ -76,8 +76,8 @@ def test_a_file_that_does_not_fit_is_refused(run, change, bits, problem):
 @pytest.mark.parametrize(
     "content", [b"", b"\n", b"\xbb\x80", b"[]\n\xbb\x80", b"{\n", b"[" * 1000 + b"\n", b"x" * 5000 + b"\n"]
 )
-def test_garbage_is_refused(run, content):
-    with pytest.raises(ValueError, match="begins with no line of JSON"):
+def test_files_without_a_header_are_refused(run, content):
+    with pytest.raises(ValueError, match="does not begin with a line of JSON"):
         written(run, content)
 
 

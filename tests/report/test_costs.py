@@ -7,7 +7,7 @@ import pytest
 from made_up import Sweep, fill_digits
 
 from cpdrun.costmodel import costs
-from cpdrun.costmodel.costs import transistors
+from cpdrun.costmodel.costs import coverage, transistors
 from cpdrun.errors import UserError
 from cpdrun.report.cost import COSTS, show_count
 from cpdrun.study.group import Group
@@ -134,6 +134,16 @@ def test_a_report_names_the_knee_of_every_cost_that_differs(recipes, report, pic
     assert set(made.table["format"]) == set(made.table["recipe"]) and "config.format" not in made.table
     runs = pd.read_csv(made.folder / "runs.csv")
     assert (runs["format"] == runs["recipe"]).all()
+
+
+def test_coverage_is_the_share_of_rounded_products(recipes, report):
+    float32 = ("fp32", "fp32", "fp32", 1)
+    assert coverage(of(products(float32))) == 0 and math.isnan(coverage(of(None)))
+    some = products(float32, ("e4m3fn", "e4m3fn", "fp32", 2), ("fp32", "fp32", "fp16", 1))
+    assert coverage(of(some)) == 0.75
+    made = report(recipes, baseline={"recipe": "bf16"})
+    assert set(pd.read_csv(made.folder / "details.csv")["coverage"]) == {1.0}
+    assert "| coverage |" in (made.folder / "table.md").read_text()
 
 
 def test_an_unknown_cost_is_refused(new_sweep, report):

@@ -87,7 +87,7 @@ def test_chunked_gradients_are_the_same_for_any_split(digits, N):
         for rank in range(ranks):
             of_rank = objective(model, digits, workers := Workers(N, rank, ranks))
             of_rank.emulated.end_step = lambda: None  # it would wait for the other ranks
-            mine = slice(workers.mine.start, workers.mine.stop)
+            mine = slice(workers.local.start, workers.local.stop)
             losses_W, gradients_W = ChunkedGradients(of_rank)(index_NxB, 7)
             assert torch.equal(losses_W, losses[mine])
             assert all(torch.equal(g, of_all[mine]) for g, of_all in zip(gradients_W, gradients, strict=True))
@@ -98,7 +98,7 @@ def test_a_split_chunk_of_workers_with_separate_weights_is_an_error(digits):
     two = Objective(SeparateModels(convnet(), Workers(2 * CHUNK, 0, 2)), batches, TASK)
     assert ChunkedGradients(two).fetched_workers == range(CHUNK)
     split = Objective(SeparateModels(convnet(), Workers(2 * CHUNK, 0, 4)), batches, TASK)
-    with pytest.raises(UserError, match=r"emulation=chunked: .* nproc=4 it has 8; take a smaller nproc"):
+    with pytest.raises(UserError, match=r"emulation=chunked: .* nproc=4 it has 8. Set a smaller nproc"):
         ChunkedGradients(split)
 
 

@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from cpdrun.models.gpt import GPT
 from cpdrun.sweep import plan
 from cpdrun.train.build import build
-from cpdrun.train.preflight.products import count_macs, step_operations
+from cpdrun.train.preflight.products import coverage_of, step_operations
 
 CPU = torch.device("cpu")
 
 
 def counted_by_torch(model: nn.Module, x: torch.Tensor) -> float:
-    """Of a forward and a backward pass."""
+    """Return the multiply-accumulates of a forward and a backward pass as PyTorch counts them."""
     with FlopCounterMode(display=False) as flops:
         model(x).sum().backward()
     return flops.get_total_flops() / 2
@@ -26,28 +26,21 @@ def test_layers_are_counted_as_torch_counts_them():
     convs = nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 4, 3), nn.Flatten()
     model = nn.Sequential(nn.Sequential(*convs), nn.Linear(4 * 6 * 6, 5, bias=False), nn.LayerNorm(5)).train()
     x = torch.ones(2, 3, 9, 9)
-    met, uncounted = count_macs(model, partial(model, x))
-    assert sum(met.values()) == counted_by_torch(model, x) and not uncounted
-    assert met["1", None, "forward"] == 2 * 144 * 5 and ("0.0", None, "input_gradient") not in met
+    coverage = coverage_of(model, partial(model, x))
+    assert coverage.total == counted_by_torch(model, x) and not coverage.uncounted
     assert model.training and all(p.grad is not None for p in model.parameters())
 
 
 def test_attention_is_two_products_and_their_gradients():
     model = GPT(num_classes=16, context=8, layers=2, heads=2, width=8, dropout=0.0)
     x = torch.zeros(1, 8).long()
-    met, _ = count_macs(model, partial(model, x))
-    of_attention = sum(n for (_, part, _), n in met.items() if part)
+    coverage = coverage_of(model, partial(model, x))
+    of_attention = sum(n for product, n in coverage.macs.items() if "scaled_dot_product" in product.operator)
     assert of_attention == 2 * 2 * 3 * (2 * 8 * 8 * 4), (
         "layers, products, their gradients, 2 heads of width 4"
     )
-    again = 2 * (2 * 8 * 8 * 4)  # what torch's kernel computes a second time
-    assert sum(met.values()) == counted_by_torch(model, x) - again
-
-
-def test_operations_without_a_formula_are_named():
-    lstm = nn.LSTM(4, 3)
-    _, uncounted = count_macs(lstm, partial(lstm, torch.ones(2, 1, 4)))
-    assert len(uncounted) == 1 and uncounted[0].startswith("LSTM: ")
+    again = 2 * (2 * 8 * 8 * 4)  # what PyTorch's kernel computes a second time
+    assert coverage.total == counted_by_torch(model, x) - again
 
 
 def found(*words: str) -> dict:

@@ -142,7 +142,7 @@ def test_what_fits_has_no_problems():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("Untested", "data: Untested has no test: a data class has train and test"),
+        ("Untested", "data: Untested has no test. A data class needs train and test"),
         ("EmptyTest", "data: test of EmptyTest is empty"),
         ("WithoutLength", "data: train of WithoutLength has no length"),
     ],
@@ -228,6 +228,6 @@ def test_a_function_that_takes_any_keyword_is_given_the_number_of_classes(name):
 def test_a_metric_that_is_declared_and_not_returned_is_named():
     (run,) = plan(["task=custom", f"task._target_={HERE}.OddlyMeasured"]).runs
     assert check([run.config])["problems"] == [
-        "task: OddlyMeasured cannot evaluate the outputs of ConvNet: its metrics are accuracy, loss; it declares "
-        "accuracy, bits_per_bite, loss"
+        "task: OddlyMeasured cannot evaluate the outputs of ConvNet: it returns the metrics accuracy, loss, "
+        "but declares accuracy, bits_per_bite, loss"
     ]

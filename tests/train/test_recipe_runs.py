@@ -37,9 +37,9 @@ def test_a_recipe_sets_the_precision_and_null_keeps_the_name():
     ("typed", "message"),
     [
         (["recipe=nvpf4"], "unknown choice of recipe 'nvpf4' (did you mean 'nvfp4'?)"),
-        (["recipe=bf16", "precision=mxfp8"], "recipe=bf16 says what is rounded, and so does precision=mxfp8: take one"),
-        (["recipe=bf16", "precision.weights=e4m3"], "and so does precision.weights=e4m3: take one of them"),
-        (["recipe=bf16", "+recipe.los=3"], "recipe=bf16: unknown key 'los'; a recipe has rules, and keys of precision"),
+        (["recipe=bf16", "precision=mxfp8"], "recipe=bf16 and precision=mxfp8 both set what is rounded. Use only one"),
+        (["recipe=bf16", "precision.weights=e4m3"], "recipe=bf16 and precision.weights=e4m3 both set"),
+        (["recipe=bf16", "+recipe.los=3"], "recipe=bf16: unknown key 'los'. A recipe has rules"),
         (["recipe=bf16", "recipe.rule=[]"], "unknown key 'recipe.rule' (did you mean 'recipe.rules'?)"),
         (["recip=bf16"], "unknown key 'recip' (did you mean 'recipe'?)"),
     ],

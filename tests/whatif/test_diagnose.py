@@ -76,7 +76,7 @@ def test_a_run_that_cannot_be_explained_gets_one_line(train, capsys):
     write_text(failed.metrics, "".join(json.dumps(row) + "\n" for row in rows))
     assert "diverged: its loss was not finite, first in epoch 1 (3 elements" in explain(failed).sentences[0]
     write_text(failed.done, "[]")
-    with pytest.raises(CannotDiagnoseError, match="holds no record"):
+    with pytest.raises(CannotDiagnoseError, match="does not contain a record"):
         explain(failed)
     write_text(failed.config, "- 1")
     with pytest.raises(CannotDiagnoseError, match="cannot be read"):

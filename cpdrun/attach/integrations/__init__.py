@@ -1,12 +1,14 @@
-"""Integrations of trainers, so that scripts with such a trainer need no line of their own for a run.
+"""Integrations of trainer libraries, so that scripts that use such a library need no changes to be part of a run.
 
 Each library has one file, which is imported when the script imports the library. The metrics that the trainer logs are
-recorded. When the run should stop, the trainer saves into the run's checkpoint_dir, and the script ends. When it is
-started again, the trainer resumes from there with the same bits, because its checkpoints contain `Run.state_dict`.
+recorded. When the run should stop, the trainer saves a checkpoint to the run's checkpoint_dir, and the script ends.
+When the script is started again, the trainer resumes from the checkpoint with the same bits, because its checkpoints
+contain the result of `Run.state_dict`.
 
-OWN lists the modules that have an integration. An installed package adds one by an entry point of the group
-`cpdrun.integrations`. Its name is the name of a module, and its value is a function that is called with that module.
-Outside of a run, nothing here is imported, because cpdrun has no entry point of a group that another library loads.
+OWN lists the modules that have an integration. An installed package can add an integration with an entry point in the
+group `cpdrun.integrations`. The name of the entry point is the name of a module, and its value is a function that is
+called with that module. Outside of a run, these integrations are never imported, because cpdrun has no entry point in a
+group that other libraries load.
 """
 
 import os
@@ -33,7 +35,10 @@ OWN = {
 
 
 def watch() -> Callable[[], None]:
-    """Call each integration when its library is imported, or now if it already is. Return a function to undo this."""
+    """Call each integration when its library is imported, or now if the library is already imported.
+
+    Return a function that stops this.
+    """
     waiting = {name: EntryPoint(name, f"{__name__}.{value}", GROUP) for name, value in OWN.items()}
     waiting |= {entry.name: entry for entry in entry_points(group=GROUP)}
     for name in [name for name in waiting if name in sys.modules]:
@@ -60,18 +65,18 @@ def _is_number(value: Any) -> bool:
 
 
 def _integrate(entry: EntryPoint, module: ModuleType) -> None:
-    """Call an integration. If it does not fit the library's version, print a line and let the script train."""
+    """Call an integration. If it does not support the library's version, print a line, and let the script continue."""
     try:
         entry.load()(module)
     except (AttributeError, ImportError, TypeError) as error:
         print(
-            f"cpdrun: {entry.value} does not fit this version of {entry.name}: {error}; log by run.log",
+            f"cpdrun: {entry.value} does not support this version of {entry.name} ({error}). Log metrics with run.log",
             file=sys.stderr,
         )
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules that have an integration as Python does, and calls the integration after they are loaded."""
+    """Finds modules that have an integration in the usual way, and calls the integration after a module is loaded."""
 
     def __init__(self, waiting: dict[str, EntryPoint]) -> None:
         self.waiting = waiting

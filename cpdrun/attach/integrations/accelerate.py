@@ -1,6 +1,7 @@
-"""Accelerate: record what `accelerator.log(values, step=...)` logs, even without trackers.
+"""Integration of Accelerate.
 
-`save_state` also saves the state of the run, and `load_state` loads it.
+The values that `accelerator.log(values, step=...)` logs are recorded, even without trackers. `save_state` also saves
+the state of the run, and `load_state` loads it.
 """
 
 import functools
@@ -14,11 +15,11 @@ import torch
 import cpdrun.attach
 from cpdrun.attach.integrations import in_a_run, numbers_of
 
-STATE_FILE = "cpdrun.pt"  # in a checkpoint's folder
+STATE_FILE = "cpdrun.pt"  # a file in the folder of a checkpoint
 
 
 def install(module: ModuleType) -> None:
-    """Wrap the methods of Accelerator. `module` is accelerate.accelerator."""
+    """Wrap the methods of `Accelerator`. `module` is accelerate.accelerator."""
     module.Accelerator.__init__ = _with_state(module.Accelerator.__init__)
     module.Accelerator.log = _recorded(module.Accelerator.log)
 

@@ -1,14 +1,14 @@
-"""Lightning: callbacks that record the metrics of Trainer and Fabric, and that let a Trainer resume.
+"""Integration of Lightning: callbacks that record the metrics of Trainer and Fabric, and that let a Trainer resume.
 
-Trainer: the metrics that `self.log` leaves in callback_metrics are recorded at the end of each epoch, and after other
-validations and tests. When the run should stop, the Trainer saves into the run's checkpoint_dir at the end of its
-epoch, because Lightning does not resume within one, and the script ends. The next attempt's `fit()` resumes from there.
-The random states of each process are saved, too, which Lightning does not do. Every checkpoint of a Trainer contains
-the state of the run.
+Trainer: the metrics that `self.log` stores in callback_metrics are recorded at the end of each epoch, and after
+validations and tests outside of an epoch. When the run should stop, the Trainer saves a checkpoint to the run's
+checkpoint_dir, and the script ends. This happens at the end of an epoch, because Lightning does not resume inside an
+epoch. In the next attempt, `fit()` resumes from the checkpoint. The random states of each process are saved, too, which
+Lightning does not do. Every checkpoint of a Trainer contains the state of the run.
 
-Fabric: what `fabric.log` and `fabric.log_dict` log is recorded, too.
+Fabric: the values that `fabric.log` and `fabric.log_dict` log are recorded.
 
-`lightning` and its older names (`pytorch_lightning`, `lightning_fabric`) are packages with classes of their own.
+`lightning` and its older names (`pytorch_lightning`, `lightning_fabric`) are separate packages with different classes.
 """
 
 import functools
@@ -28,7 +28,7 @@ import cpdrun.attach
 from cpdrun.attach.integrations import in_a_run, numbers_of
 
 CHECKPOINT = "lightning.ckpt"
-STATE_KEY = "cpdrun"  # in every checkpoint of a Trainer
+STATE_KEY = "cpdrun"  # a key in every checkpoint of a Trainer
 RANDOM = "random{rank}.pt"
 ARGUMENTS = (
     "model",
@@ -44,8 +44,9 @@ class _Recorded:
     """The callback of a Trainer.
 
     Attributes:
-        folder: Where the Trainer saves when the run should stop. None means that it is not asked to stop.
-        stopped: Whether it has saved and stopped.
+        folder: The folder in which the Trainer saves a checkpoint when the run should stop. None means that the Trainer
+            is never stopped.
+        stopped: Whether the Trainer has saved a checkpoint and stopped.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class _Recorded:
         self.stopped = False
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        # The validation at the end of an epoch is recorded with the epoch.
+        # Do not record the validation at the end of an epoch here, because on_train_epoch_end records it.
         at_its_end = trainer.state.fn == "fit" and trainer.is_last_batch
         if not trainer.sanity_checking and not at_its_end:
             self._log(trainer)
@@ -86,7 +87,7 @@ class _Recorded:
         return self.folder / RANDOM.format(rank=trainer.global_rank)
 
     def _log(self, trainer: Any) -> None:
-        # The epoch counts from 1 during fit, and is the number of epochs after it.
+        # Epochs are recorded from 1 on. During fit, current_epoch counts from 0. After fit, it is the number of epochs.
         epoch = trainer.current_epoch + (trainer.state.fn == "fit")
         if values := numbers_of(trainer.callback_metrics):
             self.run.log(**{**values, "epoch": epoch, "step": trainer.global_step})
@@ -129,17 +130,18 @@ class _FabricCallback:
             fabric.loggers.append(_FabricLogger())
 
 
-# Entry points of earlier installations name these, and Lightning calls them: they add nothing.
+# Lightning may still call these functions, because earlier versions of cpdrun had entry points for them. They return no
+# callbacks.
 callbacks = callbacks_of_pytorch_lightning = callbacks_of_fabric = list
 
 
 def install_fabric(module: ModuleType) -> None:
-    """Add a callback to every Fabric. `module` is lightning.fabric.fabric, or lightning_fabric's."""
+    """Add a callback to every Fabric. `module` is lightning.fabric.fabric or lightning_fabric.fabric."""
     _add_callback(module, _FabricCallback)
 
 
 def _add_callback(module: Any, make: Callable[[], Any]) -> None:
-    """Add a callback, inside a run, to those that Lightning finds by entry points."""
+    """Add a callback to the callbacks that Lightning loads from entry points, if this process is part of a run."""
     load = module._load_external_callbacks
 
     @functools.wraps(load)
@@ -150,9 +152,9 @@ def _add_callback(module: Any, make: Callable[[], Any]) -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Add a callback to every Trainer, and let `fit` resume from where the run was stopped.
+    """Add a callback to every Trainer, and let `fit` resume from the checkpoint of a stopped run.
 
-    `module` is lightning.pytorch.trainer.trainer, or pytorch_lightning's.
+    `module` is lightning.pytorch.trainer.trainer or pytorch_lightning.trainer.trainer.
     """
     package = module.__name__.removesuffix(".trainer.trainer")
     base = import_module(f"{package}.callbacks").Callback
@@ -165,7 +167,7 @@ def install(module: ModuleType) -> None:
 
     @functools.wraps(fit)
     def resumed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Each of several trainings in a script resumes from its own checkpoint.
+        # If a script calls fit several times, each call resumes from its own checkpoint.
         number, callback = next(numbers), next((c for c in self.callbacks if isinstance(c, _Recorded)), None)
         if callback is None or not in_a_run():
             return fit(self, *args, **kwargs)

@@ -1,11 +1,11 @@
-"""Hugging Face's Trainer: a callback that every Trainer gets inside a run.
+"""Integration of Hugging Face's Trainer: a callback that is added to every Trainer inside a run.
 
-    Trainer(..., callbacks=[CpdrunCallback()])      adds it by hand; outside of a run it does nothing
+    Trainer(..., callbacks=[CpdrunCallback()])      adds the callback explicitly. Outside of a run, it does nothing.
 
-What Trainer logs is recorded under its names (loss, eval_loss, the results of compute_metrics with the prefix eval_),
-except for times. When the run should stop, Trainer saves a checkpoint into the run's checkpoint_dir after the current
-step, whatever its save_strategy, and the script ends. The next attempt's `train()` resumes from it. Every checkpoint of
-Trainer contains the state of the run.
+The metrics that Trainer logs are recorded under Trainer's names (loss, eval_loss, the results of compute_metrics with
+the prefix eval_), except for durations. When the run should stop, Trainer saves a checkpoint to the run's
+checkpoint_dir after the current step, with any save_strategy, and the script ends. In the next attempt, `train()`
+resumes from the checkpoint. Every checkpoint of Trainer contains the state of the run.
 """
 
 import functools
@@ -23,7 +23,7 @@ import cpdrun.attach
 from cpdrun.attach.integrations import in_a_run, numbers_of
 from cpdrun.attach.run import Run
 
-STATE_FILE = "cpdrun.pt"  # in a checkpoint's folder
+STATE_FILE = "cpdrun.pt"  # a file in the folder of a checkpoint
 TIMES = ("_runtime", "_per_second", "total_flos", "epoch")
 
 
@@ -31,8 +31,9 @@ class CpdrunCallback(TrainerCallback):
     """The callback of one Trainer.
 
     Attributes:
-        folder: Where the Trainer saves when the run should stop. None means that it is not asked to stop.
-        stopped: Whether it has saved and stopped.
+        folder: The folder in which the Trainer saves a checkpoint when the run should stop. None means that the Trainer
+            is never stopped.
+        stopped: Whether the Trainer has saved a checkpoint and stopped.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class CpdrunCallback(TrainerCallback):
 
 
 def install(module: ModuleType) -> None:
-    """Add the callback to every Trainer, and let `train` resume. `module` is transformers.trainer."""
+    """Add the callback to every Trainer, and let `train` resume from a checkpoint. `module` is transformers.trainer."""
     construct, train = module.Trainer.__init__, module.Trainer.train
     numbers = itertools.count()
 
@@ -69,7 +70,7 @@ def install(module: ModuleType) -> None:
 
     @functools.wraps(train)
     def resumed(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Each of several trainings in a script resumes from its own checkpoint.
+        # If a script calls train several times, each call resumes from its own checkpoint.
         number, callback = next(numbers), _callback_of(self)
         if callback is None or not in_a_run():
             return train(self, resume_from_checkpoint, *args, **kwargs)
@@ -88,7 +89,10 @@ def install(module: ModuleType) -> None:
 
 
 def _load_state(trainer: Any, resume_from: Any, run: Run) -> None:
-    """Load the state of the run from a checkpoint's folder, or from the Trainer's last checkpoint if it is True."""
+    """Load the state of the run from a checkpoint.
+
+    `resume_from` is the folder of the checkpoint. True means the Trainer's last checkpoint.
+    """
     if resume_from is True:
         resume_from = get_last_checkpoint(trainer.args.output_dir)
     file = Path(resume_from or "") / STATE_FILE

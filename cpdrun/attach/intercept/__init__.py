@@ -1,1 +1,1 @@
-"""Intercept what a training script does: its gradients, its layers, and the models that it saves and loads."""
+"""Interception of a training script: its gradients, its layers, and the models that it saves and loads."""

@@ -1,11 +1,13 @@
-"""DistributedDataParallel: sum gradients as the run says, by a communication hook on each DDP model.
+"""Summation of gradients in scripts that use DistributedDataParallel, with a communication hook on each DDP model.
 
-A process is one worker, in the order of DDP's process group. The gradients have the bits of
-`cpdrun.comm.emulate_all_reduce`. These features work as usual: no_sync (accumulated gradients are exchanged once),
-find_unused_parameters, static_graph, gradient_as_bucket_view, activation checkpointing, torch.compile before or after,
-clipping, and GradScaler. The last two follow the exchange. Scaled gradients are exchanged scaled: with APS, a power of
-two changes nothing, and without it, the scale decides what underflows. A communication hook of the script's own is
-refused, because DDP has only one.
+A process is one worker, in the order of DDP's process group. The gradients have the same bits as with
+`cpdrun.comm.emulate_all_reduce`. The following features of DDP and torch work as usual: no_sync (accumulated gradients
+are exchanged once), find_unused_parameters, static_graph, gradient_as_bucket_view, activation checkpointing,
+torch.compile before or after DDP, clipping, and GradScaler. Clipping and unscaling come after the exchange, so the
+exchanged gradients contain GradScaler's scale. With APS, this power of two has no effect. Without APS, the scale
+determines which values underflow.
+
+A script must not register its own communication hook, because a DDP model can have only one.
 
 If a process emulates several workers (emulated_workers.py), the hook returns each bucket unchanged.
 """
@@ -26,15 +28,17 @@ from cpdrun.attach.intercept.script import DDP, Script
 from cpdrun.comm.script.ddp_hook import make_ddp_hook
 from cpdrun.errors import UserError
 
-RECORDED_STEPS = 3  # DDP changes its buckets after the first step; later steps exchange nothing new
+# The number of steps in which exchanged parameters are recorded. Later steps exchange the same parameters, although DDP
+# rebuilds its buckets after the first step.
+RECORDED_STEPS = 3
 
 
 class DdpExchange:
-    """The exchange of all DDP models.
+    """The exchange of the gradients of all DDP models.
 
     Attributes:
-        models: The DDP models that exist so far.
-        states: The states of their hooks.
+        models: The DDP models that the script has created so far.
+        states: The states of these models' hooks.
     """
 
     def __init__(self, settings: ExchangeSettings, script: Script, rounding: ModelRounding) -> None:
@@ -56,10 +60,10 @@ class DdpExchange:
         self.add(ddp)
 
     def add(self, ddp: DistributedDataParallel) -> None:
-        """Exchange the gradients of a DDP model.
+        """Exchange the gradients of a DDP model from now on.
 
         Raises:
-            UserError: Its process group does not contain all of the script's processes.
+            UserError: The process group of the model does not contain all processes of the script.
         """
         if ddp in self.models:
             return
@@ -70,8 +74,8 @@ class DdpExchange:
         ranks = ddp.process_group.size()
         if ranks != self.script.ranks:
             raise UserError(
-                f"DistributedDataParallel over {ranks} of {self.script.ranks} processes: the run's "
-                f"world_size={self.script.world_size} workers are all of them; take the default process group"
+                f"DistributedDataParallel uses only {ranks} of the {self.script.ranks} processes, but "
+                f"world_size={self.script.world_size} needs all of them. Use the default process group"
             )
         if self.script.workers_per_rank > 1:
             _register(ddp, None, _return_bucket)
@@ -84,9 +88,9 @@ class DdpExchange:
             self.script.claimed[p] = DDP
 
     def _recorded(self, hook: Callable) -> Callable:
-        """Return `hook` with a record of the parameters that it exchanges in the first steps of this process.
+        """Return a hook that calls `hook` and records the parameters that it exchanges in this process's first steps.
 
-        The steps are counted here: `state.step` continues from a checkpoint when the script resumes.
+        The returned hook counts steps itself, because `state.step` includes the steps before a script was resumed.
         """
         steps = 0
 
@@ -103,15 +107,15 @@ class DdpExchange:
 
     def _refuse_hook(self, original: Callable, ddp: Any, state: Any, hook: Callable) -> None:
         raise UserError(
-            "the script registers a communication hook of its own, which would replace the run's exchange: remove "
-            "register_comm_hook, or run with format=fp32"
+            "the script registers its own communication hook, which would replace the exchange in the run's format. "
+            "Remove the call of register_comm_hook, or run with format=fp32"
         )
 
 
 def _register(ddp: DistributedDataParallel, state: Any, hook: Callable) -> None:
     """Register a communication hook that is not pickled when the script saves the wrapped model.
 
-    DDP's list of hooks is read by its Python reducer (compiled autograd) only; the C++ reducer has the hook itself.
+    Only DDP's Python reducer (compiled autograd) reads DDP's list of hooks. The C++ reducer has its own reference.
     """
     register: Any = DistributedDataParallel.register_comm_hook
     register.__wrapped__(ddp, state, hook)

@@ -1,22 +1,23 @@
-"""Emulate N workers with fewer processes: keep each worker's gradient, and form the mean as N machines would.
+"""Emulation of N workers with fewer processes: store each worker's gradient, and compute the mean as N machines would.
 
     for w in run.workers:
         with run.worker(w):
             loss(model, batch_of(w)).backward()
 
-What is added to a parameter's `.grad` in this context is the gradient of worker w. After the last worker of the
-process, the gradients are divided by N. With divided=True, they are divided by the number of processes, as DDP does,
-because the script has divided its losses by the number of its micro-batches. They are then summed with those of the
-other processes, and the sum is added to `.grad`. Clipping and steps follow, as with DDP. Buffers, such as BatchNorm's
-running statistics, follow worker 0. Random numbers of a worker (dropout, augmentation) are left to the script: it seeds
-them by w if the result must not depend on the process that emulates w.
+In this context, the values that are added to the `.grad` of parameters are the gradients of worker w. After the last
+worker of the process, the gradients are divided by N. With divided=True, the script has already divided its losses by
+the number of its micro-batches, so the gradients are only divided by the number of processes, as DDP does. Then the
+gradients of all processes are summed, and the sum is added to `.grad`. The script clips and takes its step after that,
+as with DDP. Buffers, such as BatchNorm's running statistics, are those of worker 0. A script whose workers use random
+numbers (dropout, augmentation) should seed them by w, so that the result does not depend on the process that emulates
+w.
 
-If a script never calls `run.worker`, its backward passes between two steps count as the workers 0, 1 and so on, with
-losses that are divided as in gradient accumulation. The end of the last one forms the sum. This is refused if it is
-unclear which pass belongs to which worker: with several optimizers, with fewer passes than workers in the first step,
-and with more passes in any step. In a later step with fewer passes (a smaller last batch), the other workers send
-zeros, and the sum is formed by the first of clip_grad_norm_, GradScaler.unscale_ and step. Buffers are then left to
-the script.
+If a script never calls `run.worker`, its backward passes between two steps count as the workers 0, 1 and so on. Losses
+must then be divided as in gradient accumulation. The sum is computed after the last pass. A script is refused if it is
+unclear which pass belongs to which worker. This is the case with several optimizers, if the first step has fewer passes
+than workers, and if any step has more passes than workers. If a later step has fewer passes (a smaller last batch), the
+missing workers send zeros, and the sum is computed at the first call of clip_grad_norm_, GradScaler.unscale_ or step.
+Buffers are not changed in scripts without `run.worker`.
 
 Legend: W workers of this process, n elements of a parameter.
 """
@@ -48,20 +49,21 @@ BY_CONTEXT, BY_COUNT = "run.worker around each worker's backward pass", "a backw
 
 
 class WorkerGradients:
-    """The gradients of one step, by worker.
+    """The gradients of one step, separately for each worker of this process.
 
     Attributes:
-        mean: The mean over all workers; None before the first exchange.
-        finished: The workers whose backward passes have ended, and whether their losses were divided.
+        mean: Computes the mean over all workers. None before the first exchange.
+        finished: The workers whose backward passes have ended in this step. The values of the dictionary are true if
+            the losses of the worker were divided.
     """
 
     def __init__(self, settings: ExchangeSettings, script: Script) -> None:
         self.settings, self.script = settings, script
         self.mean: GradientMean | None = None
         self.finished: dict[int, bool] = {}
-        self._stacks = WeakIdKeyDictionary()  # (W, n) of each parameter
+        self._stacks = WeakIdKeyDictionary()  # the gradients (W, n) of each parameter
         self._set_aside: list[tuple[nn.Parameter, Tensor | None]] = []
-        self._touched = WeakIdKeyDictionary()  # parameters that some worker has a gradient for
+        self._touched = WeakIdKeyDictionary()  # the parameters that received a gradient from some worker
 
     @property
     def missing(self) -> list[int]:
@@ -84,26 +86,27 @@ class WorkerGradients:
             p.grad = None
 
     def put_back(self) -> None:
-        """Restore what `set_aside` removed."""
+        """Restore the gradients that `set_aside` removed."""
         for p, before in self._set_aside:
             p.grad = before
         self._set_aside = []
 
     def forget(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Let `put_back` restore no gradients of these parameters, which the script has zeroed."""
+        """Discard the removed gradients of these parameters, because the script has zeroed them."""
         zeroed = {id(p) for p in parameters}
         self._set_aside = [(p, None if id(p) in zeroed else before) for p, before in self._set_aside]
 
     def check_turn(self, w: int, divided: bool) -> None:
-        """Raise UserError if worker w has had its turn in this step, or divides its losses unlike the others."""
+        """Raise UserError if worker w was already used in this step, or divides its losses unlike the other workers."""
         if w in self.finished:
             missing = ", ".join(map(str, self.missing))
             raise UserError(
-                f"run.worker({w}) twice in a step, without workers {missing}: use each worker once"
+                f"run.worker({w}) was used twice in a step, before workers {missing}. Use each worker once per step"
             )
         if self.finished and divided not in self.finished.values():
             raise UserError(
-                f"run.worker({w}, divided={divided}): the other workers of this step had divided={not divided}"
+                f"run.worker({w}, divided={divided}): the other workers of this step used divided={not divided}. Use "
+                "the same value for all workers"
             )
 
     @torch.no_grad()
@@ -126,7 +129,7 @@ class WorkerGradients:
 
     @torch.no_grad()
     def exchange(self, how: str) -> None:
-        """Add the mean over all workers to `.grad`, with zeros for missing workers. All ranks call this together."""
+        """Add the mean over all workers to `.grad`. The gradients of missing workers are zero. Collective."""
         parameters = self._agree_on([p for p in self.script.parameters() if p.requires_grad])
         if parameters:
             stacks = [self._stack(p) for p in parameters]
@@ -146,7 +149,7 @@ class WorkerGradients:
         self.clear()
 
     def _agree_on(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters that some worker of some process has a gradient for. All ranks call this together."""
+        """Return the parameters that received a gradient from any worker of any process. Collective."""
         touched = [p in self._touched for p in parameters]
         if self.script.ranks > 1:
             mask = torch.tensor(touched, dtype=torch.int32, device=parameters[0].device)
@@ -163,12 +166,12 @@ class WorkerGradients:
 
 
 class EmulatedWorkers(GradientExchange):
-    """The workers of this process.
+    """The exchange of gradients if this process emulates several workers.
 
     Args:
         settings: The settings of the exchange.
         script: The script.
-        ddp: The script's DDP modules, whose exchange is replaced.
+        ddp: The script's DDP modules. This exchange replaces theirs.
     """
 
     def __init__(
@@ -178,10 +181,10 @@ class EmulatedWorkers(GradientExchange):
         self.ddp = ddp
         self.gradients = WorkerGradients(settings, script)
         self._how: str | None = None
-        self._inside = False  # whether a worker's backward pass is running
-        self._has_full_step = False  # whether some step had all workers
+        self._inside = False  # whether a context `run.worker` is active
+        self._has_full_step = False  # whether all workers had a backward pass in some step
         self._is_exchanged = (
-            False  # whether counted passes were exchanged and the script has not used the sum yet
+            False  # whether the sum of counted passes is ready but not yet used by the script
         )
         self._buffers: list[SharedModel] = []
 
@@ -195,7 +198,7 @@ class EmulatedWorkers(GradientExchange):
         """Return the context of one worker's forward and backward pass (run.worker)."""
         self._use(BY_CONTEXT)
         if self._inside:
-            raise UserError(f"run.worker({w}) inside another run.worker: end that one first")
+            raise UserError(f"run.worker({w}) is nested in another run.worker. Leave the other context first")
         self.gradients.check_turn(w, divided)
         i = self.script.local_workers.index(w)
         if not self.gradients.finished:
@@ -221,24 +224,24 @@ class EmulatedWorkers(GradientExchange):
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
-        """Return the context of an outermost backward pass, which may be a whole worker's."""
+        """Return the context of an outermost backward pass, which may count as a worker's backward pass."""
         if self._inside:
             yield
             return
         self._use(BY_COUNT)
         if len(self.script.optimizers) > 1:
             raise UserError(
-                f"{workers_text(self.script)}, and the script has {len(self.script.optimizers)} optimizers, so that "
-                f"cpdrun cannot know which backward pass belongs to which worker: {USE_RUN_WORKER}"
+                f"{workers_text(self.script)}, and the script has {len(self.script.optimizers)} optimizers, so "
+                f"cpdrun cannot tell which backward pass belongs to which worker. Please {USE_RUN_WORKER}"
             )
         with self._current_worker():
             yield
-            # A pass that reaches no parameter belongs to no worker.
+            # A backward pass that computes no gradient of a parameter does not count as a worker's.
             if self.gradients.reaches_parameters:
                 if self._is_exchanged:
                     raise UserError(
                         f"{workers_text(self.script)}, and one step has more than "
-                        f"{self.script.workers_per_rank} backward passes: {USE_RUN_WORKER}"
+                        f"{self.script.workers_per_rank} backward passes. Please {USE_RUN_WORKER}"
                     )
                 self.gradients.store(self.gradients.missing[0], True)
         if not self.gradients.missing:
@@ -246,23 +249,30 @@ class EmulatedWorkers(GradientExchange):
             self._is_exchanged = True
 
     def complete(self, _parameters: Iterable[nn.Parameter] | None = None) -> None:
-        """Exchange the gradients of all workers. Raises UserError if some are missing that should not be."""
+        """Exchange the gradients of all workers. Raises UserError if required gradients of workers are missing."""
         if self._inside:
-            raise UserError("a step inside a worker's backward pass: take it after the last worker's")
+            raise UserError(
+                "the optimizer's step is inside run.worker. Call it after the backward pass of the last worker"
+            )
         self._is_exchanged = False
         if not self.gradients.finished:
             if self._how is None:
                 raise UserError(
-                    f"{workers_text(self.script)}, and a step comes before any backward pass: {USE_RUN_WORKER}"
+                    f"{workers_text(self.script)}, but there was no backward pass before the optimizer's step. Please "
+                    f"{USE_RUN_WORKER}"
                 )
             return
         if self._how == BY_CONTEXT:
             missing = ", ".join(map(str, self.gradients.missing))
-            raise UserError(f"a step without the gradients of workers {missing}: {USE_RUN_WORKER}")
+            raise UserError(
+                f"the optimizer's step comes before the gradients of workers {missing}. Please {USE_RUN_WORKER}"
+            )
         if self.gradients.missing:
             if not self._has_full_step:
                 check_first_step(self.script, len(self.gradients.finished))
-            self.script.note("some steps have fewer backward passes than workers: the others send zeros")
+            self.script.note(
+                "some steps have fewer backward passes than workers. The missing workers send zeros"
+            )
         self._exchange()
 
     def before_step(self, _optimizer: torch.optim.Optimizer) -> None:
@@ -273,11 +283,12 @@ class EmulatedWorkers(GradientExchange):
         """Raise UserError if get_total_norm is called with gradients that are not summed yet."""
         if self._how == BY_COUNT and self.gradients.finished:
             raise UserError(
-                f"get_total_norm of gradients that are not summed yet: {USE_RUN_WORKER}, or call clip_grad_norm_"
+                f"get_total_norm was called before the gradients of the workers were summed. Please {USE_RUN_WORKER}, "
+                "or call clip_grad_norm_"
             )
 
     def discard(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Discard what the workers of this step have computed, or, inside a worker, the gradients before it."""
+        """Discard the gradients of all workers of this step. Inside `run.worker`, discard only earlier gradients."""
         if self._inside:
             self.gradients.forget(parameters)
         else:
@@ -294,7 +305,10 @@ class EmulatedWorkers(GradientExchange):
 
     def _use(self, how: str) -> None:
         if self._how not in (None, how):
-            raise UserError(f"a backward pass outside of run.worker: {USE_RUN_WORKER}, in all steps")
+            raise UserError(
+                f"a backward pass is outside of run.worker, although others are inside. Please {USE_RUN_WORKER}, in "
+                "all steps"
+            )
         self._how = how
 
     @contextmanager
@@ -309,8 +323,9 @@ class EmulatedWorkers(GradientExchange):
 
 
 def _check_forward(ddp: DistributedDataParallel) -> None:
-    """Raise UserError if DDP exchanges by itself, and its forward pass was outside of the context."""
+    """Raise UserError if DDP's forward pass was outside of run.worker, because DDP then exchanges gradients itself."""
     if ddp.require_forward_param_sync and any(p.grad is not None for p in ddp.module.parameters()):
         raise UserError(
-            "run.worker around a backward pass alone: put the forward pass in there too, because DDP needs it"
+            "run.worker contains only a backward pass. Put the forward pass into it, too, because DDP would otherwise "
+            "exchange the gradients of each worker"
         )

@@ -1,8 +1,8 @@
-"""Sum the gradients of a script's workers in a number format, as the built-in training loop does.
+"""Summation of the gradients of a script's workers in a number format, as in the built-in training loop.
 
-`ExchangeSettings` reads the config and creates the sums. A `GradientMean` is one sum with the parameters whose
-gradients it takes. A `GradientExchange` decides what happens to gradients during a step: training_events.py calls it
-when a backward pass begins, when gradients are complete, and when the script discards them.
+`ExchangeSettings` reads the config and creates the sums. A `GradientMean` computes the mean gradient of a set of
+parameters. A `GradientExchange` determines what happens to gradients during a step. training_events.py calls it when a
+backward pass begins, when gradients are complete, and when the script discards them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,10 +24,9 @@ from cpdrun.comm.sums.magnitudes import PreviousStep
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
 
-LARGEST_BFLOAT16 = torch.finfo(
-    torch.bfloat16
-).max  # larger values are, nearly always, too large for float32, too
-USE_RUN_WORKER = "put `with run.worker(w):` around each worker's forward and backward"
+# The largest finite bfloat16 value. Larger values are nearly always too large for float32, too.
+LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max
+USE_RUN_WORKER = "put `with run.worker(w):` around each worker's forward and backward pass"
 
 
 class ExchangeSettings:
@@ -37,13 +36,14 @@ class ExchangeSettings:
         config: The run's config.
 
     Attributes:
-        plain: Whether the script's own exchange is left as it is: in fp32, without scaling, as a plain sum.
+        plain: Whether the script's own exchange is not changed, because the config requests a plain sum in fp32 without
+            scaling.
         longest_chain: The largest number of values that are added one after the other.
-        remembers: What the sum keeps between steps, in words. "" if each step is independent.
-        overflow_advice: What to do about gradients that are too large for the format, or "".
+        remembers: A description of the state that the sum keeps between steps. "" if each step is independent.
+        overflow_advice: Advice for users if gradients are too large for the format, or "".
 
     Raises:
-        UserError: The config asks for an exchange that a script cannot have.
+        UserError: The config requests an exchange that is not available in scripts.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -55,16 +55,15 @@ class ExchangeSettings:
         for key in ("first_epochs", "last_epochs"):
             if config["full_precision"][key]:
                 raise UserError(
-                    f"full_precision.{key}: cpdrun does not know the epochs of a script; name "
+                    f"full_precision.{key} is not available in scripts, whose epochs are unknown to cpdrun. Use "
                     "full_precision.layers instead"
                 )
         with naming("sync"):
             sync = self._sum(["any"], self.world_size, None, [])
         if not isinstance(sync, AllReduceSync):
             raise UserError(
-                f"sync={type(sync).__name__}: a script's workers share their weights and add gradients, so use "
-                "sync=all_reduce or sync=requantised. A script compresses gradients with "
-                "cpdrun.comm.ddp_hook(model, compressor='top_k')"
+                f"sync={type(sync).__name__} is not available in scripts. Use sync=all_reduce or sync=requantised. To "
+                "compress gradients, call cpdrun.comm.ddp_hook(model, compressor='top_k') in the script"
             )
         self.plain = sync.sum.is_plain and not sync.shifts.scale
         self.longest_chain = sync.longest_chain
@@ -93,7 +92,7 @@ class ExchangeSettings:
             return self._sum(names, world_size, group, layers)
 
     def check_patterns(self) -> None:
-        """Raise UserError if a pattern of full_precision.layers has matched no parameter so far."""
+        """Raise UserError if a pattern in full_precision.layers matches no parameter that was exchanged so far."""
         if self._unmatched:
             pattern = min(self._unmatched)
             raise UserError(f"full_precision.layers: {pattern!r} matches no parameter of the script's models")
@@ -119,10 +118,10 @@ class ResumableSum:
     def __init__(self) -> None:
         self.step = 0
         self.sync: AllReduceSync | None = None
-        self._loaded: dict[str, Any] = {}  # from a checkpoint, until the sum exists
+        self._loaded: dict[str, Any] = {}  # the state from a checkpoint, until the sum is created
 
     def set_sum(self, sync: AllReduceSync) -> None:
-        """Use this sum, which continues the state of the one that it replaces."""
+        """Use a new sum. The state of the sum that it replaces is copied to it."""
         if self.sync is not None:
             sync.go_on_from(self.sync)
         elif self._loaded:
@@ -130,22 +129,22 @@ class ResumableSum:
         self.sync = sync
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the same keys as the state of a DDP hook. All ranks must call this together."""
+        """Return the state of the sum, with the same keys as the state of a DDP hook. Collective."""
         return {"step": self.step, "sync": self.sync.state_dict() if self.sync else self._loaded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state before the next sum. Raises ValueError if it is the state of another kind of sum."""
+        """Load the state for the next sum. Raises ValueError if the state belongs to another kind of sum."""
         self.step, self._loaded = state["step"], state["sync"]
         if self.sync is not None and self._loaded:
             self.sync.load_state_dict(self._loaded)
 
 
 class GradientMean(ResumableSum):
-    """The mean of the gradients of all workers. Its parameters become known one after the other.
+    """Computes the mean of the gradients of all workers. Parameters may be added later.
 
     Args:
         settings: The settings of the exchange.
-        script: The script, in which exchanges are recorded.
+        script: The script. Its record lists the exchanged parameters.
         name: The name of the mean's state in checkpoints.
         world_size: The number of workers.
         group: The process group of the ranks that share the workers.
@@ -166,7 +165,7 @@ class GradientMean(ResumableSum):
         script.register_state(name, self)
 
     def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
-        """Return the parameters' names. New parameters join the sum, which keeps its state of the others."""
+        """Return the names of the parameters. New parameters are added to the sum. The state of the others is kept."""
         new = [p for p in parameters if p not in self._index]
         if new:
             for p, name in zip(new, self.script.names_of(new), strict=True):
@@ -178,16 +177,16 @@ class GradientMean(ResumableSum):
     def exchange_(
         self, how: str, parameters: Sequence[nn.Parameter], stacks: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Sum the gradients of the workers. All ranks must call this together.
+        """Sum the gradients of the workers. Collective.
 
         Args:
-            how: The way of exchanging gradients, for the record.
+            how: A description of the way in which gradients are exchanged, for the record.
             parameters: The parameters, which may be new.
-            stacks: For each of them, the gradients of this process's workers as a contiguous float32 tensor of shape
-                (W, n). It is overwritten.
+            stacks: For each parameter, the gradients of this process's workers as a contiguous float32 tensor of shape
+                (W, n). The tensors are overwritten.
 
         Returns:
-            The sums, of shape (n,), which are stored in stacks[k][0].
+            The sum of each parameter's gradients, of shape (n,), which is a view of the first row of its stack.
         """
         names = self.names_of(parameters)
         assert self.sync is not None
@@ -200,15 +199,17 @@ class GradientMean(ResumableSum):
 
 
 class GradientExchange:
-    """What happens to gradients during a step. This class leaves them alone.
+    """The base class of handlers of gradients during a step. This class does not change gradients.
 
-    If each process emulates several workers, it checks that the first step has as many backward passes, because the
-    run is recorded under that number of workers.
+    If each process emulates several workers, the class checks that the first step has one backward pass for each
+    worker. Otherwise, the number of workers in the record would be wrong.
     """
 
     def __init__(self, settings: ExchangeSettings, script: Script) -> None:
         self.settings, self.script = settings, script
-        self.passes: int | None = None  # backward passes before the first step, if they are counted
+        self.passes: int | None = (
+            None  # the number of backward passes before the first step, or None if they are not counted
+        )
 
     def backward_pass(self) -> AbstractContextManager[None]:
         """Return a context for an outermost backward pass."""
@@ -230,7 +231,10 @@ class GradientExchange:
             check_first_step(self.script, passes)
 
     def before_total_norm(self) -> None:
-        """Exchange all gradients before get_total_norm, which takes gradients, reads some of them."""
+        """Exchange all gradients before get_total_norm reads some of them.
+
+        All gradients are exchanged, because get_total_norm receives gradients, not parameters.
+        """
         self.complete()
 
     def discard(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -242,13 +246,13 @@ def check_first_step(script: Script, passes: int) -> None:
     share = script.workers_per_rank
     if passes != share:
         raise UserError(
-            f"{workers_text(script)}, and the first step has {passes} backward passes: let it accumulate {share}, "
-            f"{USE_RUN_WORKER}, or set world_size to {script.ranks * max(passes, 1)}"
+            f"{workers_text(script)}, but the first step has {passes} backward passes. Accumulate the gradients of "
+            f"{share} passes per step, {USE_RUN_WORKER}, or set world_size={script.ranks * max(passes, 1)}"
         )
 
 
 def workers_text(script: Script) -> str:
-    """Return the beginning of an error message: how many workers a process emulates."""
+    """Return the beginning of an error message, which says how many workers a process emulates."""
     return (
         f"world_size={script.world_size}: each process emulates {script.workers_per_rank} of the "
         f"{script.world_size} workers"
@@ -262,12 +266,14 @@ def dense(gradient: Tensor, name: str) -> Tensor:
         UserError: The gradient is sparse.
     """
     if gradient.layout != torch.strided:
-        raise UserError(f"the gradient of {name} is sparse, and sums of workers are dense: {DENSE}")
+        raise UserError(
+            f"the gradient of {name} is sparse, but cpdrun can sum only dense gradients over workers. Please {DENSE}"
+        )
     return gradient.detach().to(torch.float32).reshape(-1)
 
 
 def _overflow_advice(sync: AllReduceSync) -> str:
-    """Return what to do about gradients beyond the format's largest value, or "" if they cannot be the reason."""
+    """Return advice for a script whose weights are not finite, or "" if the format cannot be the cause."""
     largest = getattr(sync.sum.fmt, "max", None)
     if sync.sum.overflow != "infinity" or largest is None or largest >= LARGEST_BFLOAT16:
         return ""

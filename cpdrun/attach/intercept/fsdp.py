@@ -1,12 +1,12 @@
-"""fully_shard (FSDP2): sum gradients as the run says, in the place of its reduce-scatter.
+"""Summation of gradients in scripts that use fully_shard (FSDP2), instead of FSDP's own reduce-scatter.
 
-A process is one worker. FSDP passes the gradients of one `fully_shard` call together. Each parameter is cut along its
-first dimension into one part for each process, and padded with zeros to equal parts. Each parameter is a layer of its
-own, as everywhere. Every process computes only its part of the sum (`cpdrun.comm.script.fsdp_collectives`), so the bits
-are those of DDP and half as many bytes are sent.
+A process is one worker. FSDP passes the gradients of one `fully_shard` call together. Each parameter is divided along
+its first dimension into one part per process, padded with zeros to equal size. Each parameter is a separate layer.
+Every process computes only its part of the sum (`cpdrun.comm.script.fsdp_collectives`). Therefore, the gradients have
+the same bits as with DDP, but only half as many bytes are sent.
 
-The following are refused in one line: meshes of several dimensions (HSDP, tensor parallelism), parameters without
-gradients, several workers in a process, and FSDP1.
+The following are not supported and raise an error: meshes of several dimensions (HSDP, tensor parallelism), parameters
+without gradients, several workers in a process, and FSDP1.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ from cpdrun.errors import UserError
 
 
 class FsdpExchange:
-    """The exchange of all modules that fully_shard is called on.
+    """The exchange of the gradients of all modules on which the script calls fully_shard.
 
     Attributes:
         group: The process group of all exchanges.
-        sums: The sums, one for each call of fully_shard.
+        sums: The sums. There is one for each call of fully_shard.
     """
 
     def __init__(self, settings: ExchangeSettings, script: Script, rounding: ModelRounding) -> None:
@@ -61,19 +61,20 @@ class FsdpExchange:
         state = module._get_fsdp_state()
         if self.script.workers_per_rank > 1:
             raise UserError(
-                f"world_size={self.script.world_size}: under fully_shard a process is one worker: take nproc="
+                f"world_size={self.script.world_size}: with fully_shard, each process must be one worker. Set nproc="
                 f"{self.script.world_size}, or world_size={self.script.ranks}"
             )
         if self.script.ranks == 1:
             raise UserError(
-                "fully_shard in one process exchanges nothing: take nproc=2 or more, or DistributedDataParallel"
+                "fully_shard exchanges no gradients in a single process. Set nproc=2 or more, or use "
+                "DistributedDataParallel"
             )
         for group in state._fsdp_param_groups:
             mesh = group.mesh_info.mesh
             if mesh.ndim > 1 or mesh.size() != self.script.ranks:
                 raise UserError(
-                    f"fully_shard over a mesh of {tuple(mesh.shape)} in {self.script.ranks} processes: the run's "
-                    "workers are all of them, in one dimension; leave mesh out"
+                    f"fully_shard uses a mesh of shape {tuple(mesh.shape)}, but cpdrun needs a mesh of one dimension "
+                    f"with all {self.script.ranks} processes. Leave mesh out"
                 )
             if self.group is None:
                 self.group = dist.new_group()
@@ -86,14 +87,15 @@ class FsdpExchange:
             for p in group.fsdp_params:
                 if p.fsdp_placement.dim != 0:
                     raise UserError(
-                        "fully_shard along another dimension than the first: leave shard_placement_fn out"
+                        "fully_shard divides a parameter along another dimension than the first, which cpdrun does not "
+                        "support. Leave shard_placement_fn out"
                     )
                 self.script.claimed[p.sharded_param] = FSDP
 
     def _refuse_fsdp1(self, original: Callable, *args: Any, **kwargs: Any) -> None:
         raise UserError(
-            f"format={self.settings.format}: the gradients of FullyShardedDataParallel (FSDP1) cannot be intercepted: "
-            "use fully_shard or DistributedDataParallel"
+            f"format={self.settings.format}: cpdrun cannot intercept the gradients of FullyShardedDataParallel "
+            "(FSDP1). Use fully_shard or DistributedDataParallel"
         )
 
 
@@ -106,7 +108,11 @@ class ShardedSum(ResumableSum, ReduceScatter):
         self.exchange = exchange
 
     def reduced(self, numel: int, ranks: int) -> list[Any]:
-        """Return all parameters. Raises UserError if one has no gradient, because other processes may wait for it."""
+        """Return all parameters of the call.
+
+        Raises:
+            UserError: A parameter has no gradient. Other processes would wait for it.
+        """
         try:
             params = super().reduced(numel, ranks)
         except ValueError as error:
@@ -116,7 +122,7 @@ class ShardedSum(ResumableSum, ReduceScatter):
         return params
 
     def sum_of(self, params: Sequence[Any], ranks: int) -> tuple[AllReduceSync, Sequence[int]]:
-        """Return the sum, and the numbers of its layers."""
+        """Return the sum, and the indices of these parameters in it."""
         if self.sync is None:
             names = [unwrapped_name(name_of(p)) for p in params]
             self.set_sum(self.exchange.settings.make_sum(names, ranks, self.exchange.group))

@@ -1,19 +1,20 @@
-"""Control the exchange of a script's gradients and the products of its layers.
+"""Control of the exchange of a script's gradients and of the products in its layers.
 
-    interceptor = Interceptor(config)    # of a run's config.yaml
-    interceptor.install()                # before the script's first line
-    ...                                  # the script
+    interceptor = Interceptor(config)    # the content of a run's config.yaml
+    interceptor.install()                # called before the script's first line
+    ...                                  # the script runs
     interceptor.check()                  # raises an error if nothing was intercepted
-    interceptor.facts()                  # for the record, at any time
+    interceptor.facts()                  # returns facts for the record, at any time
 
-Gradients are exchanged under DistributedDataParallel (ddp.py), under fully_shard (fsdp.py), before the step of a
-process that is the only worker (single_worker.py), and between workers that a process emulates (emulated_workers.py).
-The last two follow the events that training_events.py watches. model_rounding.py rounds products, and
-script_observer.py records tensors.
+There are four ways to exchange gradients: with DistributedDataParallel (ddp.py), with fully_shard (fsdp.py), before the
+optimizer's step if a process is the only worker (single_worker.py), and between workers that a process emulates
+(emulated_workers.py). The last two depend on the events that training_events.py watches. model_rounding.py rounds
+products, and script_observer.py records tensors.
 
-With format=fp32, no scaling and a plain sum, the script's own exchange and its order are left alone. The weights are
-those of the script without cpdrun, bit for bit, while built-in runs add float32 in the order of workers. There is one
-exception: if a process emulates several workers by `run.worker`, and losses are not divided, cpdrun computes the sum.
+With format=fp32, no scaling and a plain sum, cpdrun does not change the script's own exchange. The weights then equal
+those of the script without cpdrun, bit for bit. (Built-in runs add float32 values in the order of workers instead.)
+There is one exception: if a process emulates several workers with `run.worker`, and losses are not divided, cpdrun
+computes the sum.
 """
 
 import atexit
@@ -44,13 +45,13 @@ LEFT_ALONE = "left alone"
 
 
 class Interceptor:
-    """What cpdrun controls in the script of this process.
+    """Controls the script of this process.
 
     Args:
         config: The run's config.
 
     Raises:
-        UserError: The config asks for something that a script cannot have.
+        UserError: The config requests a feature that is not available in scripts.
     """
 
     current: ClassVar["Interceptor | None"] = None
@@ -69,7 +70,7 @@ class Interceptor:
         self.observer = ScriptObserver(config.get("observe", 0), self.script, self.run)
 
     def install(self) -> None:
-        """Intercept what the script creates from now on."""
+        """Intercept all optimizers and models that the script creates from now on."""
         Interceptor.current = self
         plain, rounds = self.settings.plain, self.rounding.requested
         self.ddp.install(self.patches)
@@ -89,12 +90,12 @@ class Interceptor:
             self.events.count_passes()
         if self.settings.remembers:
             self.script.note(
-                f"the run keeps {self.settings.remembers} between steps: save run.state_dict() in the script's "
-                "checkpoints, or a script that is stopped and resumed gives other bits"
+                f"the run keeps {self.settings.remembers} between steps. Save run.state_dict() in the script's "
+                "checkpoints, because otherwise a script that is stopped and resumed has different results"
             )
 
     def uninstall(self) -> None:
-        """Restore torch. What has been created meanwhile stays intercepted."""
+        """Restore torch's functions. Optimizers and models that were created before remain intercepted."""
         self.patches.undo()
         Interceptor.current = None
 
@@ -102,7 +103,7 @@ class Interceptor:
         """Intercept a model or an optimizer that may have been created before `install`.
 
         Raises:
-            UserError: This is neither a model nor an optimizer.
+            UserError: The argument is neither a model nor an optimizer.
         """
         if isinstance(model_or_optimizer, Optimizer):
             self.events.add(model_or_optimizer)
@@ -114,13 +115,13 @@ class Interceptor:
                 self.ddp.add(model_or_optimizer)
         else:
             kind = type(model_or_optimizer).__name__
-            raise UserError(f"cpdrun.attach takes models and optimizers, not {kind}")
+            raise UserError(f"the arguments of cpdrun.attach must be models and optimizers, not {kind}")
 
     def apply_recipe(self, model: nn.Module, recipe: Any) -> None:
         """Apply the script's own recipe to a model. Raises UserError if it cannot be applied."""
         self.script.add_model(unwrapped(model))
         self.rounding.apply_recipe(model, recipe)
-        self.events.watch()  # because rules may name steps
+        self.events.watch()  # Rules may depend on the number of the step.
 
     @property
     def workers(self) -> range:
@@ -132,11 +133,13 @@ class Interceptor:
         workers = self.workers
         if w not in workers:
             raise UserError(
-                f"run.worker({w}): this process emulates the workers {list(workers)}: run.workers"
+                f"run.worker({w}): this process emulates only the workers {list(workers)}. Use the numbers in "
+                "run.workers"
             )
         self.observer.divided = divided
-        # DDP, FSDP or the step exchanges the gradient of a process that is one worker. If nothing is rounded, divided
-        # losses of several workers add up in the script's own way.
+        # No context is needed in two cases. If the process is a single worker, DDP, FSDP or the optimizer's step
+        # exchanges its gradient. If it emulates several workers, but nothing is rounded and losses are divided, the
+        # gradients accumulate in `.grad` as usual.
         is_alone = self.script.ranks == 1 or self.script.wrappers
         if is_alone if len(workers) == 1 else self.settings.plain and divided:
             self.events.untouched.passes = None
@@ -145,13 +148,13 @@ class Interceptor:
         return self.emulated.worker(w, divided)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept between steps, which is complete on rank 0. All ranks must call this together."""
+        """Return the state that is kept between steps. It is complete on rank 0. Collective."""
         if self.settings.plain and not self.rounding.in_use:
             return {}
         return {"steps": self.events.total_steps, "sums": self.script.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises UserError if it does not fit this script."""
+        """Load a state that `state_dict` returned. Raises UserError if the state does not fit this script."""
         if not state or (self.settings.plain and not self.rounding.in_use):
             return
         try:
@@ -160,15 +163,20 @@ class Interceptor:
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise UserError(
-                f"run.load_state_dict: this is not what run.state_dict() returned in this run: {reason}"
+                "run.load_state_dict: the argument must be a state that run.state_dict() returned in this run "
+                f"({reason})"
             ) from None
 
     def facts(self) -> dict[str, Any]:
-        """Return, as JSON for the record, what was intercepted and what was left alone.
+        """Return a description of what was intercepted, as JSON for the record.
 
-        `gradients` says how they were exchanged, between how many workers, of how many parameters and values, which
-        parameters were in float32, which nothing exchanged, and how many bytes the latest step sent. `products` lists
-        the layers that are rounded and those that multiply in float32. `notes` are the printed notes.
+        Returns:
+            A dictionary with three keys.
+
+            gradients: The ways in which gradients were exchanged, the number of workers, parameters and values, the
+                parameters that stayed in float32, those that nothing exchanged, and the bytes of the latest step.
+            products: The layers that are rounded, and the layers that multiply in float32.
+            notes: The printed notes.
         """
         sums = [*self.ddp.states, *(self.fsdp.sums if self.fsdp else []), *self.events.single.means.values()]
         if self.emulated.gradients.mean is not None:
@@ -182,13 +190,13 @@ class Interceptor:
         }
 
     def check(self) -> None:
-        """Raise UserError, at the end of the script, if a format or a precision had no effect."""
+        """Raise UserError if the run's format or precision had no effect. Called at the end of the script."""
         self.observer.write()
         if not self.settings.plain and not self.script.exchanged:
             steps = sum(self.events.steps.values())
             raise UserError(
-                f"format={self.settings} reached no gradient: the script took {steps} steps of torch.optim's "
-                "optimizers; train in this process, with one of them"
+                f"format={self.settings} had no effect on any gradient. The script took {steps} steps with optimizers "
+                "of torch.optim. Train with an optimizer of torch.optim, in the process that cpdrun starts"
             )
         self.rounding.check()
         self.settings.check_patterns()
@@ -197,8 +205,8 @@ class Interceptor:
 def interceptor_of_process() -> Interceptor:
     """Return the interceptor of this process.
 
-    If cpdrun's runner did not start this process (the script may have), install one for the run that CPDRUN_RUN_DIR
-    names, and check it when Python ends.
+    If cpdrun's runner did not start this process (for example, because the script started it), an interceptor is
+    installed for the run that CPDRUN_RUN_DIR names. It is checked when Python ends.
     """
     if Interceptor.current is not None:
         return Interceptor.current
@@ -223,7 +231,7 @@ def _gradient_facts(settings: ExchangeSettings, script: Script, syncs: list[AllR
 
 
 def _check_at_exit(interceptor: Interceptor) -> None:
-    """Call `check`, and end the process with its error, because nobody could catch it."""
+    """Call `check` at the end of the process. If it raises an error, print the error and exit with an error code."""
     try:
         interceptor.check()
     except UserError as error:
@@ -232,7 +240,7 @@ def _check_at_exit(interceptor: Interceptor) -> None:
 
 
 def _compares_formats(sweep: SweepDir) -> bool:
-    """Return whether other runs of the sweep round gradients or products."""
+    """Return whether some run of the sweep rounds gradients or products."""
     try:
         return any(
             key == "format" or str(key).startswith(("recipe", "precision"))

@@ -1,14 +1,15 @@
-"""Apply the run's precision rules to a script's models: to products, activations and errors, as in a built-in run.
+"""Application of the run's precision rules to a script's models: to products, activations and errors.
 
-Rules are applied to a model once and before its first forward pass: by cpdrun.attach(model), when
-DistributedDataParallel or fully_shard wraps it, or when an optimizer of its parameters is created. Modules stay the
-same objects. Formats of the weights, of the optimizer and of its state, and a loss scale are refused, because the
-script handles these itself.
+Rules are applied to a model once, before its first forward pass: by cpdrun.attach(model), when DistributedDataParallel
+or fully_shard wraps the model, or when an optimizer of its parameters is created. The modules remain the same objects.
+Formats of the weights, of the optimizer and of its state, and a loss scale are refused, because the script handles
+these itself.
 
-A script saves its own classes only (custom_fp.layers.attachment), so a model that torch.load returns is in float32. If
-it has the class and the parameters of a model with rules, it is taken for a checkpoint of that model, and the rules
-are applied to it, because scripts evaluate their best checkpoint. Other models that no optimizer updates stay in
-float32. Those among them that got weights from a file are named when the script ends.
+A script saves only its own classes (custom_fp.layers.attachment), so a model that torch.load returns computes in
+float32. If the model has the same class and parameters as a model with rules, it is treated as a checkpoint of that
+model, and the rules are applied to it, because scripts evaluate their best checkpoint. Other models that no optimizer
+updates stay in float32. If weights were loaded into such a model from a file, a note names the model when the script
+ends.
 """
 
 import weakref
@@ -38,17 +39,18 @@ class ModelRounding:
 
     Attributes:
         requested: Whether the run has precision rules.
-        placed: Each model, and its precision. None if no rule fits it.
-        in_fp32: The classes of the layers that multiply in float32, by name.
+        placed: Each model and its precision, which is None if no rule matches the model.
+        in_fp32: The classes of the layers that multiply in float32, by the name of the layer.
 
     Raises:
-        UserError: The config asks for a precision that a script cannot have.
+        UserError: The config requests a precision that is not available in scripts.
     """
 
     def __init__(self, config: dict[str, Any], script: Script) -> None:
         self.config, self.script = config, script
         self.placed: list[tuple[nn.Module, Any]] = []
-        self._from_file: set[int] = set()  # indexes of `placed`; the script may never call these models
+        # The indices in `placed` of models that were loaded from a file. The script may never call these models.
+        self._from_file: set[int] = set()
         self._step = 0
         self._rounded: dict[str, str] = {}
         self.in_fp32: dict[str, str] = {}
@@ -58,8 +60,8 @@ class ModelRounding:
         if config["precision"]["loss_scale"] != 1:
             scale = config["precision"]["loss_scale"]
             raise UserError(
-                f"precision.loss_scale={scale}: a script scales its own loss, as by GradScaler; take 1.0"
-                + (" (recipe.loss_scale=1.0)" if config.get("recipe") else "")
+                f"precision.loss_scale={scale}: a script must scale its loss itself, for example with GradScaler. Set "
+                "the loss scale to 1.0" + (" (recipe.loss_scale=1.0)" if config.get("recipe") else "")
             )
 
     def _make_precision(self) -> Any:
@@ -69,12 +71,12 @@ class ModelRounding:
 
     @property
     def in_use(self) -> bool:
-        """Whether some layers follow rules, the run's or the script's own."""
+        """Whether rules of the run or of the script apply to some layers."""
         return self.requested or bool(self.placed)
 
     @property
     def rounded(self) -> dict[str, str]:
-        """The arithmetic of each rounded layer in the first step. Attention is listed once it has been computed."""
+        """The arithmetic of each rounded layer in the first step. Attention is included after its first computation."""
         uncomputed = {name for model, _ in self.placed for name in uncalled(model)}
         return {name: text for name, text in self._rounded.items() if name not in uncomputed}
 
@@ -85,10 +87,10 @@ class ModelRounding:
                 self.place(model)
 
     def place(self, model: nn.Module, from_file: bool = False) -> None:
-        """Apply the run's rules to the model, once. A copy of a model that has them has them already.
+        """Apply the run's rules to a model, unless they are already applied to it, as to a copy of a model with rules.
 
         Raises:
-            UserError: A rule does not match the first of the script's models.
+            UserError: A rule does not match the script's first model.
         """
         model = unwrapped(model)
         if not self.requested or self.is_placed(model):
@@ -105,8 +107,10 @@ class ModelRounding:
         except UserError:
             if not self.placed:
                 raise
-            # The rule may be meant for another of the script's models.
-            self.script.note(f"{type(model).__name__}: no precision rule fits it, it stays in float32")
+            # The rule may be intended for another model of the script.
+            self.script.note(
+                f"{type(model).__name__} stays in float32, because the precision rules do not match it"
+            )
             self.placed.append((model, None))
             return
         if precision.remembers:
@@ -115,7 +119,7 @@ class ModelRounding:
         self._add(model, precision, precision.remembers and precision.placement)
 
     def apply_recipe(self, model: nn.Module, recipe: Any) -> None:
-        """Apply the script's own recipe, cpdrun.attach(model, recipe=...), unless the run has rules.
+        """Apply the recipe that the script passes to cpdrun.attach(model, recipe=...), unless the run has rules.
 
         Raises:
             UserError: The recipe cannot be applied.
@@ -133,7 +137,9 @@ class ModelRounding:
         except ValueError as error:
             raise UserError(f"cpdrun.attach: {error}") from None
         for key, value in applied.left_to_the_loop.items():
-            self.script.note(f"{key}={value} of recipe={recipe} is left to the script")
+            self.script.note(
+                f"{key}={value} of recipe={recipe} has no effect, because the script must do this itself"
+            )
         applied.at(self._step)
         self._add(model, applied, applied.state_dict() and applied)
 
@@ -149,15 +155,16 @@ class ModelRounding:
                 self.in_fp32[name] = type(module).__name__
 
     def is_placed(self, model: nn.Module) -> bool:
-        """Return whether the model shares a module with one that rules were applied to."""
+        """Return whether the model shares a module with a model to which rules were applied."""
         modules = {id(m) for m in model.modules()}
         return any(modules & {id(m) for m in placed.modules()} for placed, _ in self.placed)
 
     def check(self) -> None:
-        """Raise UserError, at the end of the script, for rules that rounded nothing."""
+        """Raise UserError if the rules had no effect on any layer. Called at the end of the script."""
         if self.requested and not any(precision is not None for _, precision in self.placed):
             raise UserError(
-                "precision reached no layer: the script made no optimizer of torch.optim and wrapped no model"
+                "the precision rules had no effect on any layer, because the script created no optimizer of "
+                "torch.optim and wrapped no model. Call cpdrun.attach(model)"
             )
         for number, (_, precision) in enumerate(self.placed):
             if precision is not None and number not in self._from_file:
@@ -165,7 +172,7 @@ class ModelRounding:
                     precision.check_called()
 
     def at(self, step: int) -> None:
-        """Round as the rules say for this step."""
+        """Apply the rules for the given step from now on."""
         self._step = step
         for _, precision in self.placed:
             if precision is not None:
@@ -173,11 +180,13 @@ class ModelRounding:
 
 
 class LoadedModels:
-    """The models that the script loads from files. Checkpoints of models with rules get the rules."""
+    """The models that the script loads from files. Rules are applied to checkpoints of models with rules."""
 
     def __init__(self, rounding: ModelRounding) -> None:
         self.rounding, self.script = rounding, rounding.script
-        self._in_fp32: dict[int, tuple[weakref.ref[nn.Module], str]] = {}  # models, and what they are called
+        self._in_fp32: dict[
+            int, tuple[weakref.ref[nn.Module], str]
+        ] = {}  # models without rules, and their names
 
     def install(self, patches: Patches) -> None:
         """Intercept torch.load and load_state_dict."""
@@ -192,7 +201,9 @@ class LoadedModels:
             name = type(unwrapped(model)).__name__
             if self._is_checkpoint(model):
                 self.rounding.place(model, from_file=True)
-                self.script.note(f"{name}: the run's rules also apply to the model that torch.load returned")
+                self.script.note(
+                    f"{name}: the run's rules are also applied to the model that torch.load returned"
+                )
             elif next(model.parameters(), None) is not None:
                 self._in_fp32[id(model)] = weakref.ref(model), f"{name} (from torch.load)"
         return loaded
@@ -204,7 +215,7 @@ class LoadedModels:
         return original(model, *args, **kwargs)
 
     def _is_checkpoint(self, model: nn.Module) -> bool:
-        """Return whether a model without rules has the class and the parameters of one that has them."""
+        """Return whether a model without rules has the same class and parameters as a model with rules."""
         model = unwrapped(model)
         if self.rounding.is_placed(model):
             return False
@@ -212,13 +223,16 @@ class LoadedModels:
         return any(_class_and_shapes(model) == _class_and_shapes(other) for other in placed)
 
     def add_notes(self) -> None:
-        """Name, at the end of the script, the models that got weights from a file and no rules."""
+        """Add a note for each model that loaded weights from a file but to which no rules apply.
+
+        Called at the end of the script.
+        """
         for ref, name in self._in_fp32.values():
             model = ref()
             if model is None or not self.rounding.is_placed(unwrapped(model)):
                 self.script.note(
-                    f"{name} computed in float32: no optimizer holds its parameters. cpdrun.attach(model) applies the "
-                    "run's rules to it"
+                    f"{name} computed in float32, because no optimizer updates its parameters. To apply the run's "
+                    "rules to this model, call cpdrun.attach(model)"
                 )
 
 
@@ -227,11 +241,11 @@ def _class_and_shapes(model: nn.Module) -> tuple[type, list[tuple[str, torch.Siz
 
 
 def _check_is_possible(precision: Any) -> None:
-    """Raise UserError if weights or steps are rounded, which the script handles itself."""
+    """Raise UserError if the config rounds weights or optimizer steps, which the script handles itself."""
     if precision.rounds_weights:
         raise UserError(
-            f"{precision.rounds_weights}: a script stores its weights itself. Round the weights that its layers "
-            "multiply by: precision.rules=[{modules: '*', role: weight, format: e4m3}]"
+            f"{precision.rounds_weights} is not available in scripts, which store their weights themselves. To round "
+            "weights in products only, set precision.rules=[{modules: '*', role: weight, format: e4m3}]"
         )
     rounding = precision.optimizer_rounding if isinstance(precision, Formats) else None
     for key, rounded in (
@@ -240,6 +254,6 @@ def _check_is_possible(precision: Any) -> None:
     ):
         if rounded:
             raise UserError(
-                f"precision.{key}={rounded}: a script's optimizer takes its steps and keeps its state itself, in "
-                f"float32: leave precision.{key} out"
+                f"precision.{key}={rounded} is not available in scripts, whose optimizers compute steps and state in "
+                f"float32. Leave precision.{key} out"
             )

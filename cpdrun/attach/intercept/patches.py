@@ -1,4 +1,4 @@
-"""Wrap functions of torch, and restore them."""
+"""Wrapping of torch's functions, and their restoration."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Patches:
-    """Wrappers and other changes that `undo` takes back, the latest first."""
+    """A list of wrappers and other changes. `undo` reverts them, the latest first."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -20,7 +20,7 @@ class Patches:
             return call(original, *args, **kwargs)
 
         def undo() -> None:
-            # A wrapper that the script has put around this one meanwhile stays.
+            # If the script has wrapped this wrapper in the meantime, keep both.
             if getattr(owner, name) is patched:
                 setattr(owner, name, original)
 
@@ -32,6 +32,6 @@ class Patches:
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Take back all changes."""
+        """Revert all changes, the latest first."""
         while self._undo:
             self._undo.pop()()

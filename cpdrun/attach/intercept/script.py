@@ -1,8 +1,8 @@
-"""Track a script in one of its processes: its optimizers, models and ranks, and which gradients were exchanged.
+"""The state of a script in one of its processes: its optimizers, models and ranks, and the exchanged gradients.
 
-A script registers nothing, so its models are found by the parameters that its optimizers update. A model is the
-outermost module that contains a parameter, without wrappers (DistributedDataParallel, torch.compile). Parameters have
-the names that this model gives them, without the prefixes of wrappers.
+A script does not register its models. They are found from the parameters that its optimizers update. A model is the
+outermost module that contains a parameter, without wrappers (DistributedDataParallel, torch.compile). The name of a
+parameter is its name in this model, without the prefixes of wrappers.
 """
 
 import gc
@@ -30,16 +30,16 @@ class Script:
     """The optimizers, models and ranks of a script, and what was recorded about its gradients.
 
     Args:
-        world_size: The number of workers of the run. The script's processes share them equally.
+        world_size: The number of workers of the run. The workers are divided equally among the script's processes.
 
     Attributes:
-        optimizers: The script's optimizers and their numbers, in the order of creation, which all ranks share.
+        optimizers: The script's optimizers and their numbers, in the order of creation, which is equal on all ranks.
         claimed: The parameters whose gradients DDP or FSDP exchanges.
         wrappers: The number of models that DDP and FSDP wrap.
         exchanged: The ways in which gradients have been exchanged.
         reached: The number of values of each exchanged parameter, by name.
-        unreached: The names of parameters whose gradients nothing exchanges.
-        notes: Lines that were printed, each once.
+        unreached: The names of parameters whose gradients are not exchanged.
+        notes: The lines that were printed. Each line is printed only once.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -55,7 +55,7 @@ class Script:
         self._unreached = WeakIdKeyDictionary()
         self.notes: dict[str, None] = {}
         self._states: dict[str, Any] = {}
-        self._loaded: dict[str, Any] = {}  # from a checkpoint, for states that are not registered yet
+        self._loaded: dict[str, Any] = {}  # states from a checkpoint whose owners are not yet registered
 
     @property
     def ranks(self) -> int:
@@ -73,17 +73,17 @@ class Script:
 
     @property
     def workers_per_rank(self) -> int:
-        """The number of workers of each process. Raises UserError if they cannot be shared equally."""
+        """The number of workers of each process. Raises UserError if the workers cannot be divided equally."""
         return self.workers.share
 
     @property
     def local_workers(self) -> range:
         """The workers of this process."""
-        return self.workers.mine
+        return self.workers.local
 
     @property
     def workers(self) -> Workers:
-        """How workers are distributed over processes. Raises UserError if they cannot be shared equally."""
+        """The assignment of workers to processes. Raises UserError if the workers cannot be divided equally."""
         try:
             return Workers(self.world_size, self.rank, self.ranks)
         except ValueError as error:
@@ -102,7 +102,7 @@ class Script:
         return self.optimizers[optimizer]
 
     def models_with(self, parameters: Sequence[nn.Parameter]) -> list[nn.Module]:
-        """Return the known models. If a parameter is in none of them, first look for the model that contains it."""
+        """Return the known models, after searching for models that contain parameters of no known model."""
         known = [model for ref in self._models if (model := ref()) is not None]
         contained = {id(p) for model in known for p in model.parameters()}
         for model in _find_models([p for p in parameters if id(p) not in contained]):
@@ -111,15 +111,15 @@ class Script:
         return known
 
     def add_model(self, model: nn.Module) -> None:
-        """Remember a model of the script."""
+        """Add a model of the script to the known models."""
         if not any(ref() is model for ref in self._models):
             self._models.append(weakref.ref(model))
 
     def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
         """Return a unique name for each parameter.
 
-        A name that an earlier model has, too, begins with the number of its model. A parameter that is in no model is
-        named by its number.
+        If an earlier model has a parameter of the same name, the number of the model is prepended. The name of a
+        parameter that belongs to no model contains the parameter's number.
         """
         names: dict[int, str] = {}
         for m, model in enumerate(self.models_with(parameters)):
@@ -130,35 +130,38 @@ class Script:
         return [names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
 
     def register_state(self, name: str, owner: Any) -> None:
-        """Save what has a state_dict under a name, and load what a checkpoint has under this name."""
+        """Register an object that has a state_dict, under a name. Load its state if a checkpoint contains this name."""
         self._states[name] = owner
         if name in self._loaded:
             owner.load_state_dict(self._loaded.pop(name))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the registered states. All ranks must call this together."""
+        """Return the states of all registered objects. Collective."""
         return self._loaded | {name: self._states[name].state_dict() for name in sorted(self._states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, now or when the owner of a state is registered."""
+        """Load states that `state_dict` returned, now or when the object that owns a state is registered."""
         self._loaded = dict(state)
         for name in sorted(self._states.keys() & state.keys()):
             self._states[name].load_state_dict(self._loaded.pop(name))
 
     def record_exchange(self, how: str, names: Iterable[str], numels: Iterable[int]) -> None:
-        """Record that the gradients of these parameters were exchanged, and print each new way of exchanging them."""
+        """Record that the gradients of these parameters were exchanged.
+
+        `how` describes the way of exchanging them. It is printed when it occurs for the first time.
+        """
         if how not in self.exchanged:
             self.exchanged[how] = None
             self.print(f"gradients (world_size={self.world_size}): {how}")
         self.reached.update(zip(names, numels, strict=True))
 
     def record_unreached(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Record parameters that were updated with gradients that nothing has exchanged."""
+        """Record parameters whose gradients were used without having been exchanged."""
         new = [p for p in parameters if p not in self._unreached]
         for p in new:
             self._unreached[p] = True
         for name in self.names_of(new) if new else ():
-            self.note(f"the gradient of {name} is left alone: nothing exchanges it")
+            self.note(f"the gradient of {name} is not exchanged between workers")
             self.unreached[name] = None
 
     def note(self, line: str) -> None:
@@ -179,7 +182,7 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def trainable(parameters: Iterable[Any]) -> list[nn.Parameter]:
-    """Return the parameters that backward passes in this process give gradients to. FSDP's shards are left out."""
+    """Return the parameters that receive gradients in this process, without FSDP's shards."""
     return [p for p in parameters if p.requires_grad and p.is_leaf and not isinstance(p, DTensor)]
 
 
@@ -197,7 +200,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _find_models(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Return the models that contain these parameters.
 
-    If several contain a parameter, as a network and a loss around it do, the one with the most of them is returned.
+    A parameter may be in several models, for example in a network and in a loss module that contains the network. Then
+    only the model that contains most of the given parameters is returned.
     """
     wanted = {id(p) for p in parameters}
     if not wanted:

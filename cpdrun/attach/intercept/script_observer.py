@@ -1,25 +1,24 @@
-"""Record a script's tensors in some of its steps (`observe=N`), so that the effects of formats can be predicted.
+"""Recording of a script's tensors in some of its steps (`observe=N`), so that the effects of formats can be predicted.
 
-The record is RUN/observed.npz, as that of a built-in run:
+The record is the file RUN/observed.npz, as in a built-in run. It contains statistics of these tensors:
 
-    gradient                       The gradient of each worker, as its backward passes give it, before any exchange. It
-                                   is divided by N unless the script's losses are, and multiplied by GradScaler's scale
-                                   if there is one.
-    weight, update                 The weights before a step of the optimizer, and what the step adds.
-    activation, output_gradient    What the products of Linear and Conv layers read and receive, in the first forward
-                                   pass of worker 0 in the step.
+    gradient                       The gradient of each worker before any exchange. It is divided by N unless the script
+                                   has already divided its losses, and it contains the scale of GradScaler, if any.
+    weight, update                 The weights before a step of the optimizer, and the change that the step makes.
+    activation, output_gradient    The inputs of Linear and Conv layers and the gradients of their outputs, in the first
+                                   forward pass of worker 0 in the step.
 
-Nothing is changed, because hooks copy. Steps are those of the first optimizer that the script creates, and its
-parameters are recorded. If there are several processes, all of them must take these steps.
+Hooks copy the tensors, so the training is not changed. Steps are those of the first optimizer that the script creates,
+and only its parameters are recorded. If there are several processes, all of them must take these steps.
 
-The number of steps is unknown, so every tenth step is recorded from the first on. Observing then costs a tenth of a run
-if an observed step takes twice as long (scripts/benchmarks/observation.py). Once there are more than N, every second
-one is dropped, and the interval doubles. Thus N / 2 to N evenly spread steps remain. A script that resumes continues
-after the last step of the file.
+The number of steps of a script is unknown, so every tenth step is recorded, beginning with the first. Recording then
+takes a tenth of the time of a run if a recorded step takes twice as long (scripts/benchmarks/observation.py). When more
+than N steps are recorded, every second one is dropped, and the interval doubles. Thus N / 2 to N evenly spaced steps
+remain. If a script resumes, recording continues after the last step in the file.
 
-The following are not recorded, which the record says: parameters of other optimizers and of fully_shard, layers of a
-model that torch.compile compiles, and the gradients of a step that does not have one backward pass for each of several
-workers.
+The following are not recorded, and the record lists them: parameters of other optimizers and of fully_shard, layers of
+a model that torch.compile compiles, and, with several workers per process, the gradients of a step that does not have
+one backward pass per worker.
 """
 
 from __future__ import annotations
@@ -54,18 +53,18 @@ class ObservedSteps:
 
     Attributes:
         every: The interval between observed steps.
-        kept: The steps that are kept.
+        kept: The observed steps that were not dropped.
     """
 
     def __init__(self, most: int) -> None:
         self.most, self.every, self.kept = most, EVERY, list[int]()
 
     def is_due(self, step: int) -> bool:
-        """Return whether to observe a step."""
+        """Return whether a step should be observed."""
         return step % self.every == 0 and (self.most > 1 or step == 0)
 
     def keep(self, step: int) -> None:
-        """Keep a step. If there are too many, drop every second one."""
+        """Add an observed step. If there are too many, drop every second step."""
         self.kept.append(step)
         if len(self.kept) > self.most:
             self.every *= 2
@@ -90,14 +89,14 @@ class BackwardPasses:
         self._handles = [p.register_hook(self._recorder(name)) for name, p in parameters.items()]
 
     def close(self) -> None:
-        """Stop recording, and forget the gradients."""
+        """Stop recording, and discard the gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles, self.passes = [], []
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
-        """Return a context around a backward pass. A pass that reaches none of the parameters is forgotten."""
+        """Return a context around a backward pass. A pass that computes no gradient of the parameters is discarded."""
         self.passes.append({})
         self.inside = True
         try:
@@ -108,7 +107,10 @@ class BackwardPasses:
                 self.passes.pop()
 
     def by_worker(self, workers: int) -> list[dict[str, Tensor]]:
-        """Return one pass for each worker if they fit. All passes of a single worker are added."""
+        """Return the gradients of each backward pass, which counts as one worker.
+
+        If there is only one worker, the gradients of all its passes are added.
+        """
         if workers > 1 or not self.passes:
             return self.passes
         names = set[str]().union(*self.passes)
@@ -117,7 +119,9 @@ class BackwardPasses:
 
     def _recorder(self, name: str) -> Any:
         def record(g: Tensor) -> None:
-            if self.passes and self.inside:  # torch.autograd.grad calls hooks, too
+            if (
+                self.passes and self.inside
+            ):  # torch.autograd.grad also calls hooks, but outside of a backward pass.
                 g, gradients = g.detach().to_dense().float(), self.passes[-1]
                 gradients[name] = gradients[name] + g if name in gradients else g.clone()
 
@@ -125,7 +129,7 @@ class BackwardPasses:
 
 
 class ObservationFile:
-    """The observation of a script in its run's file.
+    """The observation of a script, and the file of its run that stores the observation.
 
     Args:
         most: The largest number of observed steps.
@@ -134,7 +138,7 @@ class ObservationFile:
 
     Attributes:
         spread: The steps to observe.
-        found: What was observed, on rank 0.
+        found: The observation, on rank 0.
     """
 
     def __init__(self, most: int, script: Script, run: RunDir) -> None:
@@ -143,7 +147,10 @@ class ObservationFile:
         self.found = Observation()
 
     def resume(self) -> int:
-        """Load the file of an earlier attempt, and return the next step. Without a checkpoint, there was none."""
+        """Load the file of an earlier attempt, and return the next step.
+
+        If the run has no checkpoint, the script starts again, so there is no earlier observation to load.
+        """
         if self.run.saved_at() <= 0 or not self.run.observed.is_file():
             return 0
         try:
@@ -159,7 +166,7 @@ class ObservationFile:
         return steps[-1] + self.spread.every if steps else 0
 
     def add(self, step: int, parts: dict[int, Any], parameters: dict[str, nn.Parameter]) -> None:
-        """Add a step, with the statistics of each rank. Ranks other than 0 have none."""
+        """Add one step on rank 0. `parts` contains the statistics of each rank. It is empty on other ranks."""
         if parts:
             self.found.by_step[step] = merge(parts[r] for r in sorted(parts))
             self._describe(parameters)
@@ -174,7 +181,7 @@ class ObservationFile:
         self.found.about["attends"] = self.found.about.get("attends", False) or attends
 
     def note_unobserved(self, line: str) -> None:
-        """Record what is not observed."""
+        """Record a description of tensors that are not observed."""
         if line not in self.found.unobserved:
             self.found.unobserved.append(line)
 
@@ -204,7 +211,7 @@ class ObservationFile:
 class ScriptObserver:
     """The observation of one process of a script.
 
-    Without a run, or if at most 0 steps may be observed, nothing is observed.
+    Nothing is observed if there is no run, or if `most` is 0.
 
     Attributes:
         divided: Whether the script divides its losses by the number of workers of a process.
@@ -220,10 +227,10 @@ class ScriptObserver:
         self._parameters: dict[str, nn.Parameter] = {}
         self._weights: list[Tensor] = []
         self._operands: OperandRecorder | None = None
-        self._group: Any = None  # the process group of the ranks
+        self._group: Any = None  # the process group that is used for statistics
 
     def install(self, patches: Patches) -> None:
-        """Watch the script. Call this before it creates optimizers."""
+        """Watch the script. Call this before the script creates optimizers."""
         if self.file is None:
             return
         self.steps = self.file.resume()
@@ -246,7 +253,7 @@ class ScriptObserver:
         self.add(optimizer)
 
     def add(self, optimizer: Optimizer) -> None:
-        """Add an optimizer of the script, or new groups of one."""
+        """Add an optimizer of the script, or new parameter groups of the optimizer."""
         if self.file is not None and self.script.number_of(optimizer) == 0:
             self._open(optimizer)
 
@@ -286,7 +293,7 @@ class ScriptObserver:
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> None:
         if not self.backward.inside:
-            self.backward.passes.clear()  # of a step that was not taken
+            self.backward.passes.clear()  # The script discards the gradients of these passes.
         original(*args, **kwargs)
 
     def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -304,7 +311,7 @@ class ScriptObserver:
 
     @torch.no_grad()
     def _record(self) -> None:
-        """Add the step that was just taken. All ranks call this together."""
+        """Record the step that was just taken. Collective."""
         file, ranks, rank = self.file, self.script.ranks, self.script.rank
         assert file is not None
         if ranks > 1 and self._group is None:
@@ -314,7 +321,7 @@ class ScriptObserver:
         stacks = self._gradients(file, workers)
         if stacks:
             snapshot.record_gradients(list(self._parameters), stacks)
-        tensors: list[tuple[str, str, Tensor]] = []  # role, layer, values
+        tensors: list[tuple[str, str, Tensor]] = []  # (role, layer, values)
         if rank == 0:
             layers = list(zip(self._parameters.items(), self._weights, strict=True))
             tensors += [("weight", name, weight.float()) for (name, _), weight in layers]
@@ -330,9 +337,9 @@ class ScriptObserver:
         file.add(self.steps, parts, self._parameters)
 
     def _gradients(self, file: ObservationFile, workers: Workers) -> list[Tensor]:
-        """Return the gradients of each parameter over N, of shape (W, n), or [] if some process does not have them.
+        """Return the gradients (W, n) of each parameter, divided by N. Collective.
 
-        All ranks call this together.
+        The result is [] if some process does not have the gradients.
         """
         passes = self.backward.by_worker(workers.share)
         fits = torch.tensor(int(len(passes) == workers.share))
@@ -348,7 +355,7 @@ class ScriptObserver:
         return [_stack(name, p, passes).div_(divisor) for name, p in self._parameters.items()]
 
     def write(self) -> None:
-        """Write the observation to the run's file, on rank 0. This may be called at any time."""
+        """Write the observation to the run's file on rank 0. This method may be called at any time."""
         if self.file is not None:
             self.file.write(self.steps)
 
@@ -359,7 +366,7 @@ def _stack(name: str, parameter: nn.Parameter, passes: list[dict[str, Tensor]]) 
 
 
 class _TrainingOperandRecorder(OperandRecorder):
-    """A recorder that leaves out evaluation, which scripts may do between two steps."""
+    """A recorder that ignores forward passes for evaluation, which scripts may perform between two steps."""
 
     def counts(self) -> bool:
         return self.model.training and torch.is_grad_enabled()

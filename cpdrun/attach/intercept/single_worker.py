@@ -1,13 +1,15 @@
-"""Round the gradients of a process that is the run's only worker, before the optimizer uses them.
+"""Rounding of the gradients of a process that is the run's only worker, before the optimizer uses them.
 
-They are complete at the first of these calls after a backward pass:
+Gradients are rounded at the first of these calls after a backward pass:
 
-    torch.nn.utils.clip_grad_norm_ and the like    The norm is that of the rounded gradients, as in the built-in loop.
-    GradScaler.unscale_                            Gradients are rounded while they are scaled, as with DDP.
-    optimizer.step()                               If it has a closure, after each call of the closure.
+    torch.nn.utils.clip_grad_norm_ and similar     Before the call. The norm is then that of the rounded gradients, as
+                                                   in the built-in loop.
+    GradScaler.unscale_                            Before the call, so that scaled gradients are rounded, as with DDP.
+    optimizer.step()                               Before the step. With a closure, after each call of the closure.
 
-A script that clips or changes gradients by itself does so before they are rounded, which is noted. Gradients that
-several backward passes accumulate belong to one worker and are rounded once. Only parameters of optimizers are rounded.
+If a script clips or changes gradients with its own code, this happens before they are rounded, and a note says so.
+Gradients that several backward passes accumulate belong to one worker and are rounded once. Only the gradients of
+parameters that an optimizer updates are rounded.
 """
 
 from collections.abc import Iterable
@@ -25,15 +27,17 @@ HOW = "rounded before the optimizer's step"
 
 
 class SingleWorker(GradientExchange):
-    """Round gradients that DDP and FSDP do not exchange.
+    """Rounds gradients that neither DDP nor FSDP exchanges.
 
-    Raises UserError at the first step if several processes exchange no gradients.
+    The first step raises UserError if there are several processes that exchange no gradients.
     """
 
     def __init__(self, settings: ExchangeSettings, script: Script) -> None:
         super().__init__(settings, script)
-        self.means: dict[int, GradientMean] = {}  # by the number of the optimizer
-        self._owner = WeakIdKeyDictionary()  # the optimizer's number of each observed parameter
+        self.means: dict[
+            int, GradientMean
+        ] = {}  # the mean of each optimizer's gradients, by the optimizer's number
+        self._owner = WeakIdKeyDictionary()  # the number of the optimizer that updates each parameter
         self._new: dict[
             int, tuple[nn.Parameter, int]
         ] = {}  # gradients that are not exchanged, and their versions
@@ -51,7 +55,7 @@ class SingleWorker(GradientExchange):
             self._new[id(parameter)] = parameter, parameter.grad._version
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Round the gradients of an optimizer, also of parameters that were frozen when it was created."""
+        """Round the gradients of an optimizer, including those of parameters that were frozen when it was created."""
         parameters = parameters_of(optimizer)
         late = [p for p in trainable(parameters) if p.grad is not None and p not in self._owner]
         if late:
@@ -61,7 +65,7 @@ class SingleWorker(GradientExchange):
         self.complete(parameters)
 
     def complete(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
-        """Round the gradients of these parameters that have not been exchanged."""
+        """Round those gradients of these parameters that have not been exchanged."""
         parameters = self.script.parameters() if parameters is None else parameters
         found = [self._new.pop(id(p)) for p in parameters if id(p) in self._new]
         found = [(p, v) for p, v in found if p.grad is not None and p not in self.script.claimed]
@@ -77,25 +81,27 @@ class SingleWorker(GradientExchange):
             self._round_(owner, of_owner)
 
     def discard(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note gradients that the script zeroes although nothing has exchanged them.
+        """Print a note if the script zeroes gradients that have not been exchanged.
 
-        The script may have used them, as SAM uses those of its first step, which DDP would have exchanged.
+        The script may have used these gradients itself, for example in the first step of SAM. DDP would have exchanged
+        them.
         """
         found = [p for p in parameters if self._new.pop(id(p), None) is not None]
         if any(p.grad is not None and p not in self.script.claimed for p in found) and self.script.ranks == 1:
             self.script.note(
-                "the script zeroes gradients that took no step: if it used them before, they were not rounded"
+                "the script zeroes gradients that no optimizer step has used. If the script used them itself, they "
+                "were not rounded"
             )
 
     def _is_left_alone(self) -> bool:
-        """Return whether gradients that neither DDP nor FSDP exchanges belong to each process alone."""
+        """Return whether gradients that neither DDP nor FSDP exchanges are not rounded, because DDP or FSDP is used."""
         if self.script.ranks == 1:
             return False
         if not self.script.wrappers:
             raise UserError(
-                f"format={self.settings.format}: the script runs in {self.script.ranks} processes that exchange no "
-                "gradients by DistributedDataParallel or fully_shard: wrap the model, take nproc=1, or put "
-                "`with run.worker(w):` around each worker's forward and backward"
+                f"format={self.settings.format}: the script runs in {self.script.ranks} processes, but does not "
+                "exchange gradients with DistributedDataParallel or fully_shard. Wrap the model, set nproc=1, or put "
+                "`with run.worker(w):` around each worker's forward and backward pass"
             )
         return True
 
@@ -107,7 +113,7 @@ class SingleWorker(GradientExchange):
         names = self.means[owner].names_of(parameters)
         if any(_grad(p)._version != version for p, version in found):
             self.script.note(
-                "the script changes gradients between backward and step: they are rounded after that"
+                "the script changes gradients between the backward pass and the step. They are rounded after that"
             )
         flat = [dense(_grad(p), name) for p, name in zip(parameters, names, strict=True)]
         sums = self.means[owner].exchange_(HOW, parameters, [g[None] for g in flat])

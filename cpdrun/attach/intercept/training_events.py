@@ -1,9 +1,9 @@
-"""Watch what a script does with gradients, and tell the exchange: backward passes, completion, use, and discarding.
+"""Detection of the events of a script's training steps: backward passes, and the use and the zeroing of gradients.
 
-Gradients are complete when the script first uses them: in an optimizer's step, clip_grad_norm_ or a similar function,
-or GradScaler.unscale_. One of three exchanges handles these events: `GradientExchange` leaves gradients alone,
-`SingleWorker` rounds them, and `EmulatedWorkers` adds the gradients of several workers. DDP and fully_shard, which know
-by themselves when gradients are complete, have exchanges of their own (ddp.py, fsdp.py).
+Gradients are complete when the script first uses them: in an optimizer's step, in clip_grad_norm_ or a similar
+function, or in GradScaler.unscale_. One of three exchanges handles these events: `GradientExchange` does not change
+gradients, `SingleWorker` rounds them, and `EmulatedWorkers` adds the gradients of several workers. DDP and fully_shard
+detect by themselves when gradients are complete, so they have separate exchanges (ddp.py, fsdp.py).
 """
 
 from collections.abc import Callable
@@ -23,21 +23,22 @@ from cpdrun.attach.intercept.single_worker import SingleWorker
 from cpdrun.errors import UserError
 
 NO_OPTIMIZER = (
-    "the script calls backward() and has made no optimizer of torch.optim, so cpdrun can round neither its model nor "
-    "its gradients: step by torch.optim.SGD or another one, and make it before the first backward pass"
+    "the script calls backward(), but has created no optimizer of torch.optim, so cpdrun can round neither its model "
+    "nor its gradients. Create an optimizer, such as torch.optim.SGD, before the first backward pass"
 )
 
 
 class TrainingEvents:
-    """The optimizers, steps and backward passes of a script.
+    """Watches the optimizers, steps and backward passes of a script.
 
-    In fp32, only the first step is watched, to compare its number of backward passes with that of workers. After that,
-    nothing is left that would slow a step down. A watched step takes about 50 us longer.
+    In fp32, only the first step is watched, to compare its number of backward passes with the number of workers. Later
+    steps are not slowed down. A watched step takes about 50 us longer.
 
     Attributes:
-        steps: The number of steps of each optimizer while steps are watched, by the optimizer's number.
-        has_backward: Whether a backward pass ran while they were watched.
-        is_baseline: Whether this is the baseline of formats that a script without an optimizer could not have.
+        steps: The number of watched steps of each optimizer, by the optimizer's number.
+        has_backward: Whether a backward pass ran while steps were watched.
+        is_baseline: Whether other runs of the sweep round gradients or products. The script then needs an optimizer in
+            this run, too.
     """
 
     def __init__(
@@ -52,31 +53,31 @@ class TrainingEvents:
         self.untouched = GradientExchange(settings, script)
         self.single, self.emulated, self.patches = SingleWorker(settings, script), emulated, patches
         self.steps: dict[int, int] = {}
-        self._steps_before = 0  # before this process, according to a checkpoint
+        self._steps_before = 0  # the number of steps before this process, according to a checkpoint
         self._watch: Patches | None = None
         self.has_backward = False
         self.is_baseline = False
 
     @property
     def exchange(self) -> GradientExchange:
-        """What handles the events now."""
+        """The exchange that handles the events now."""
         if self.emulated.in_use or (not self.settings.plain and self.script.workers_per_rank > 1):
             return self.emulated
         return self.untouched if self.settings.plain else self.single
 
     @property
     def has_trained(self) -> bool:
-        """Whether a backward pass or a step has run in this process, as far as is known."""
+        """Whether a backward pass or a step was detected in this process."""
         return self._watch is None or bool(self.steps) or self.has_backward
 
     @property
     def most_steps(self) -> int | None:
-        """The number of steps of one optimizer in this process, or None if steps are not watched."""
+        """The largest number of steps of an optimizer in this process, or None if steps are not watched."""
         return max(self.steps.values(), default=0) if self._watch else None
 
     @property
     def total_steps(self) -> int:
-        """The number of steps of one optimizer, including those before this process."""
+        """The largest number of steps of an optimizer, including those before this process."""
         return self._steps_before + max(self.steps.values(), default=0)
 
     def resume(self, total_steps: int) -> None:
@@ -91,7 +92,7 @@ class TrainingEvents:
             _watch_uses(self, self.patches)
 
     def count_passes(self) -> None:
-        """Check that the first step has as many backward passes as this process has workers."""
+        """Count the backward passes of the first step, to check that there is one for each worker of this process."""
         self.untouched.passes = 0
         self.watch()
 
@@ -101,7 +102,7 @@ class TrainingEvents:
             return
         self._watch = Patches()
         self.patches.add_undo(self._unwatch)
-        eager = torch.compiler.disable  # because a script may compile its steps
+        eager = torch.compiler.disable  # Hooks must not be compiled, even if a script compiles its steps.
         for hook in (
             register_optimizer_step_pre_hook(eager(self._before_step)),
             register_optimizer_step_post_hook(eager(self._after_step)),
@@ -143,7 +144,7 @@ class TrainingEvents:
         number = self.script.number_of(optimizer)
         self.steps[number] = self.steps.get(number, 0) + 1
         if self.steps[number] == 2:
-            # By now, each of several optimizers has taken a step.
+            # At the second step of an optimizer, all other optimizers have usually taken a step, too.
             self.settings.check_patterns()
         self.rounding.at(self.total_steps)
 
@@ -156,7 +157,7 @@ class TrainingEvents:
             original(*args, **kwargs)
 
     def _check_can_round(self) -> None:
-        """Raise UserError, at the first backward pass, if the script trains by steps that are not intercepted."""
+        """Raise UserError at the first backward pass if the script has no optimizer that can be intercepted."""
         rounds = self.rounding.requested or not self.settings.plain or self.is_baseline
         script, rounding = self.script, self.rounding
         if rounds and not (script.optimizers or script.wrappers or rounding.placed or self.emulated.in_use):
@@ -170,7 +171,7 @@ class TrainingEvents:
 
 
 def _watch_uses(events: TrainingEvents, patches: Patches) -> None:
-    """Exchange gradients before the functions that use them before a step."""
+    """Exchange gradients before any function that uses them before a step, such as clip_grad_norm_."""
 
     def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -195,7 +196,7 @@ def _watch_uses(events: TrainingEvents, patches: Patches) -> None:
 
 
 def _with_closure(args: tuple, kwargs: dict[str, Any], after: Callable[[], None]) -> tuple | None:
-    """Return the arguments of an optimizer's step with `after` called after its closure. None without a closure."""
+    """Return the arguments of an optimizer's step with a closure that also calls `after`, or None without a closure."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:
         return None
@@ -211,6 +212,6 @@ def _with_closure(args: tuple, kwargs: dict[str, Any], after: Callable[[], None]
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer in Accelerate's wrapper, which is the one that takes steps."""
+    """Return the optimizer inside a wrapper of Accelerate. An optimizer without a wrapper is returned unchanged."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer

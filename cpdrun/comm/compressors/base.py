@@ -1,9 +1,10 @@
-"""The interface of compressors, and functions that they share.
+"""The interface of compressors, and the functions that all compressors share.
 
-A compressor turns a layer of weights or gradients into a few bytes. Their number depends only on the size of the layer.
+A compressor turns a layer of weights or gradients into a message of a few bytes. The length of the message depends only
+on the number of values in the layer.
 
 Legend: W workers of this rank, n values of a layer, M bytes of a message. Each row of a matrix belongs to one worker.
-The result for a row depends only on that row, so a worker sends the same bytes in every process.
+The result for a row depends only on that row, so a worker sends the same bytes whichever process emulates it.
 """
 
 from abc import ABC, abstractmethod
@@ -15,14 +16,15 @@ from torch import Tensor
 
 from cpdrun.comm.sums.sum import RandomStream
 
-OF_LEVELS = ("nearest_even", "stochastic")  # roundings of levels, which do not belong to a format
+# The rounding modes of compressors that send integer levels instead of values in a number format.
+OF_LEVELS = ("nearest_even", "stochastic")
 
 
 class Compressor(ABC):
     """A compressor C and its inverse, which process one layer at a time."""
 
     lossless = False
-    """Whether decompress(compress(x)) equals x, bit for bit. Then nothing is packed in one process."""
+    """Whether decompress(compress(x)) equals x, bit for bit. A single process then skips both steps."""
 
     in_format = True
     """Whether values are sent in the run's number format."""
@@ -57,14 +59,14 @@ def check_rounding(key: str, rounding: str, allowed: Sequence[str] = OF_LEVELS) 
 
 
 def check_whole(key: str, value: int, most: int) -> None:
-    """Raise ValueError if the value is not a whole number from 1 to `most`."""
+    """Raise ValueError if the value of a setting is not a whole number from 1 to `most`."""
     if isinstance(value, bool) or not (isinstance(value, int) and 1 <= value <= most):
         allowed = f"a whole number between 1 and {most}" if most > 1 else "1"
         raise ValueError(f"{key} must be {allowed}, not {value}")
 
 
 def floats(data_WxM: Tensor) -> Tensor:
-    """Return the float32 numbers (W, M / 4) that the bytes represent."""
+    """Reinterpret bytes (W, M) as float32 numbers (W, M / 4)."""
     return data_WxM.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 

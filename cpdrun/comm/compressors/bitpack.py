@@ -1,7 +1,7 @@
 """Packing of k-bit integers into dense bytes, row by row, in the little-endian bit order of `custom_fp.pack`.
 
-With up to 8 bits, eight codes of one byte each are moved together as the lanes of an int64. Wider codes are placed into
-their bytes one after the other.
+Codes of up to 8 bits are packed in groups of eight, as the lanes of an int64. Wider codes are packed one after the
+other.
 
 Legend: W rows, m numbers per row, k bits each, G = ceil(m / 8) groups of eight, which fill k bytes.
 """
@@ -20,7 +20,7 @@ def packed_bytes(m: int, bits: int) -> int:
 
 
 def code_dtype(bits: int) -> torch.dtype:
-    """Return the smallest dtype that holds a code."""
+    """Return the smallest dtype that can store a code of this many bits."""
     return torch.uint8 if bits <= 8 else torch.int32 if bits < 32 else torch.int64
 
 
@@ -39,12 +39,12 @@ def pack_codes(code_Wxm: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(data_WxM: Tensor, bits: int, m: int) -> Tensor:
-    """Return the codes (W, m), int64."""
+    """Unpack bytes (W, packed_bytes) to codes (W, m), int64."""
     return _unpack(data_WxM, bits, m).long()
 
 
 def unpack_floats(data_WxM: Tensor, bits: int, m: int) -> Tensor:
-    """Return the codes (W, m) as float32, exact up to 24 bits."""
+    """Unpack bytes (W, packed_bytes) to codes (W, m) in float32, which is exact for up to 24 bits."""
     return _unpack(data_WxM, bits, m).float()
 
 
@@ -58,9 +58,10 @@ def _unpack(data_WxM: Tensor, bits: int, m: int) -> Tensor:
 
 
 def _steps(bits: int) -> list[tuple[int, int, int]]:
-    """Return the steps that merge pairs of lanes.
+    """Return the steps that merge pairs of lanes, for `_close` and `_open`.
 
-    Each step consists of the bits between two lanes, the mask of the lower lanes, and the mask of the upper lanes.
+    Each step is a tuple: the number of unused bits between two lanes, the mask that selects the lower lane of each
+    pair, and the mask that selects the upper lane.
     """
     steps, width = [], bits
     for lane in (8, 16, 32):
@@ -71,7 +72,10 @@ def _steps(bits: int) -> list[tuple[int, int, int]]:
 
 
 def _close(code_WxGx8: Tensor, bits: int) -> Tensor:
-    """Return the bytes (W, G, k) of codes of fewer than 8 bits, by closing the gaps between them, pairs first."""
+    """Pack codes of fewer than 8 bits to bytes (W, G, k).
+
+    The unused bits are removed first within pairs of codes, then between pairs, then between groups of four.
+    """
     word_WxG = code_WxGx8.view(torch.int64)[..., 0]
     for gap, lower, upper in _steps(bits):
         word_WxG = (word_WxG & lower) | ((word_WxG & upper) >> gap)
@@ -79,7 +83,7 @@ def _close(code_WxGx8: Tensor, bits: int) -> Tensor:
 
 
 def _open(data_WxGxk: Tensor, bits: int) -> Tensor:
-    """Return the codes (W, G, 8), uint8. This is the inverse of `_close`."""
+    """Unpack bytes to codes (W, G, 8), uint8. This is the inverse of `_close`."""
     word_WxG = torch.nn.functional.pad(data_WxGxk, (0, 8 - bits)).view(torch.int64)[..., 0]
     for gap, lower, upper in reversed(_steps(bits)):
         word_WxG = (word_WxG & lower) | ((word_WxG << gap) & upper)
@@ -87,7 +91,7 @@ def _open(data_WxGxk: Tensor, bits: int) -> Tensor:
 
 
 def _lay(code_WxGx8: Tensor, bits: int) -> Tensor:
-    """Return the bytes (W, G, k) of wider codes."""
+    """Pack codes of more than 8 bits to bytes (W, G, k)."""
     data_WxGxk = code_WxGx8.new_zeros(*code_WxGx8.shape[:2], bits, dtype=torch.uint8)
     for i in range(GROUP):
         code_WxG = code_WxGx8[..., i].long() << (i * bits % 8)
@@ -98,7 +102,7 @@ def _lay(code_WxGx8: Tensor, bits: int) -> Tensor:
 
 
 def _lift(data_WxGxk: Tensor, bits: int) -> Tensor:
-    """Return the codes (W, G, 8), int64. This is the inverse of `_lay`."""
+    """Unpack bytes to codes (W, G, 8), int64. This is the inverse of `_lay`."""
     code_WxGx8 = data_WxGxk.new_zeros(*data_WxGxk.shape[:2], GROUP, dtype=torch.int64)
     for i in range(GROUP):
         first = i * bits // 8

@@ -1,4 +1,6 @@
-"""Messages that contain all layers of a worker, each compressed separately or, in full precision, as fp32.
+"""Messages that contain all layers of a worker.
+
+Each layer is compressed separately. Layers in full precision are sent as fp32.
 
 Legend: W workers of this rank, X workers whose messages arrived, n values of a layer, M bytes of a message.
 """
@@ -24,9 +26,9 @@ class LayerCompression:
     Args:
         compressor: The compressor.
         parameter_names: The names of the parameters.
-        format: The run's format.
-        scaling: The run's scaling rule.
-        epochs: The number of epochs.
+        format: The number format of the run. It must be fp32 if the compressor does not send values in a number format.
+        scaling: The scaling rule of the run: None, or `APS` if the compressor scales its values.
+        epochs: The number of epochs of the run.
         full_precision: The settings of `FullPrecision`.
 
     Raises:
@@ -45,15 +47,15 @@ class LayerCompression:
     ) -> None:
         kind = type(compressor).__name__
         if scaling is not None and not getattr(compressor, "aps", False):
-            raise ValueError(f"aps=true: {kind} has its own scale; set aps=false")
+            raise ValueError(f"aps=true: {kind} has its own scale. Set aps=false")
         if type(scaling) not in (type(None), APS):
             raise ValueError(
-                f"scaling: {type(scaling).__name__} is for sums of gradients; a worker that compresses scales by its "
-                "own largest value: type scaling=aps"
+                f"scaling: the rule {type(scaling).__name__} cannot be combined with a compressor, because compressed "
+                "gradients are scaled by each worker's own largest value. Set scaling=aps"
             )
         if not parse(format).is_fp32 and not compressor.in_format:
             raise ValueError(
-                f"format={format}: {kind} does not send values in a number format; set format=fp32"
+                f"format={format}: {kind} does not send values in a number format. Set format=fp32"
             )
         self.compressor, self.in_full = compressor, Rounded("fp32", False, "nearest_even")
         self.names = tuple(parameter_names)
@@ -66,7 +68,7 @@ class LayerCompression:
 
         Args:
             numels: The number of elements of each layer.
-            epoch: The epoch, which decides about full precision.
+            epoch: The epoch. It determines which layers are in full precision.
             parameters: The indices of the parameters, by default all of them.
         """
         parameters = range(len(self.names)) if parameters is None else parameters
@@ -77,7 +79,7 @@ class LayerCompression:
 
 @dataclass(frozen=True)
 class Message:
-    """The structure of a message: layers, each with its compressor."""
+    """The structure of a message: the layers that it contains and the compressor of each layer."""
 
     names: tuple[str, ...]
     numels: tuple[int, ...]
@@ -85,12 +87,12 @@ class Message:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The bytes of each layer, 0 for empty ones."""
+        """The number of bytes of each compressed layer, which is 0 for an empty layer."""
         return [c.message_bytes(n) if n else 0 for c, n in zip(self.layers, self.numels, strict=True)]
 
     @property
     def length(self) -> int:
-        """The number of bytes M."""
+        """The number of bytes M of the whole message."""
         return sum(self.sizes)
 
     @property
@@ -103,8 +105,9 @@ class Message:
 
         Args:
             stacks: For each layer, the values (W, n), float32.
-            key: The key of the random numbers, which also depend on the layer's name and the worker's number.
-            workers: The numbers of the W workers.
+            key: The key of the random numbers, such as (seed, step). Random numbers also depend on the name of the
+                layer and the index of the worker.
+            workers: The indices of the W workers.
 
         Returns:
             The messages (W, M), uint8.
@@ -117,7 +120,7 @@ class Message:
         return torch.cat(parts, dim=1) if parts else torch.empty(len(workers), 0, dtype=torch.uint8)
 
     def decompress(self, data_XxM: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield the index and the values (X, n), float32, of each layer that is not empty."""
+        """Decompress messages. Yield the index and the values (X, n), float32, of each layer that is not empty."""
         parts = data_XxM.split(self.sizes, dim=1)
         for p, (c, data, n) in enumerate(zip(self.layers, parts, self.numels, strict=True)):
             if n:

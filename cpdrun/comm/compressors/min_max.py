@@ -14,16 +14,16 @@ from cpdrun.comm.compressors.bitpack import code_dtype, pack_codes, packed_bytes
 
 
 class MinMax(Compressor):
-    """Integer codes with a range for each layer.
+    """Sends each value as an integer code between the smallest and the largest value of its layer.
 
-    A value is low + code * step, where code = round((x - low) / step) is from 0 to 2^bits - 1, and
-    step = (high - low) / (2^bits - 1). The message begins with low and high (float32), the smallest and the largest
-    value.
+    Let low and high be the smallest and the largest value, and step = (high - low) / (2^bits - 1). A value x is sent as
+    code = round((x - low) / step), from 0 to 2^bits - 1, and decoded as low + code * step. The message begins with low
+    and high (float32).
 
-    With nearest_even, a tie goes to the even code. With stochastic, the probability of rounding up equals the distance.
-    A row of equal values is unchanged. A row whose range exceeds float32 is halved during the computation. If the step
-    would be less than half a subnormal, all values become the smallest one. A row with inf or NaN becomes inf and NaN
-    throughout, so that divergence stays visible. -0 may become +0.
+    With nearest_even, a tie goes to the even code. With stochastic, the probability of rounding up is the fractional
+    part of (x - low) / step. A row of equal values is unchanged. If high - low exceeds the largest float32 value, the
+    computation uses halved values. If the step is less than half the smallest subnormal, all values become low. If a
+    row contains inf or NaN, all its values become inf or NaN, so that divergence stays visible. -0 may become +0.
 
     Args:
         bits: The bits per code, from 1 to 16.

@@ -3,12 +3,14 @@
 Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", arXiv 1610.02132, section
 3.1:
 
-    Q_s(v_i) = |v|_2 * sign(v_i) * l_i / s,   l_i = floor(s |v_i| / |v|_2), or one more with probability = the remainder
+    Q_s(v_i) = |v|_2 * sign(v_i) * l_i / s,   l_i = floor(a) or floor(a) + 1,   a = s |v_i| / |v|_2
 
-Differences from the paper: a level takes ceil(log2(2 s + 1)) bits, whereas the paper uses codes of variable length
-(Elias). So the length of a message is known in advance. As in arXiv 1902.00340, section 3.5, `contract` divides by tau
-= 1 + min(n / s^2, sqrt(n) / s). This turns the unbiased operator into a contraction, which CHOCO-SGD and error feedback
-require.
+The probability of floor(a) + 1 is a - floor(a).
+
+Differences from the paper: each level takes ceil(log2(2 s + 1)) bits, so the length of a message is known in advance.
+The paper uses Elias codes, whose length varies. If `contract` is set, decoded values are divided by tau = 1 + min(n /
+s^2, sqrt(n) / s), as in arXiv 1902.00340, section 3.5. This turns the unbiased operator into a contraction, which
+CHOCO-SGD and error feedback require.
 """
 
 import math
@@ -22,9 +24,10 @@ from cpdrun.comm.compressors.bitpack import code_dtype, pack_codes, packed_bytes
 
 
 class QSGD(Compressor):
-    """The norm (float32) and one level per value.
+    """Sends the norm of a layer (float32) and one integer level per value.
 
-    A row of zeros is unchanged. A row with inf or NaN, or with a norm that exceeds float32, becomes NaN throughout.
+    A row of zeros is unchanged. If a row contains inf or NaN, or its norm exceeds the largest float32 value, all its
+    values become NaN.
 
     Args:
         levels: The number s of positive levels, from 1 to 32767.

@@ -2,7 +2,7 @@
 
 See also Koloskova et al., arXiv 1902.00340, section 3.5. A message contains a seed of 8 bytes and k = ceil(keep * n)
 values, which are rounded and packed as in `rounded_values.py`. The receiver generates the k positions again from the
-seed. The positions do not depend on the values. This is the baseline for `top_k`, without sorting and without indices.
+seed, so no indices are sent. The positions do not depend on the values. This compressor is the baseline for `top_k`.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ SEED_BYTES = 8
 
 
 class RandomK(TopK):
-    """Random elements of each row.
+    """Sends random elements of each row.
 
-    A row that contains inf or NaN becomes NaN at all its positions, so that divergence stays visible.
+    If a row contains inf or NaN, all its sent values become NaN, so that divergence stays visible.
 
     Args:
         keep: The fraction of the elements that is sent, above 0 and at most 1.
-        unbiased: Whether values are multiplied by n / k, so that their expectation is the layer. This increases the
-            error. Error feedback and CHOCO-SGD need unbiased=False.
+        unbiased: Whether the sent values are multiplied by n / k, so that the expectation of the decompressed layer is
+            the layer. This increases the error. Error feedback and CHOCO-SGD need unbiased=False.
         format: The format of the values.
-        aps: Whether the values are scaled.
+        aps: Whether the values are scaled with auto-precision scaling (APS).
         rounding: The rounding of the values.
 
     Raises:
@@ -57,7 +57,7 @@ class RandomK(TopK):
         return value_Wxk.new_zeros(len(data_WxM), n).scatter_(1, place_Wxk, value_Wxk)
 
     def _places(self, seed_W: Tensor, n: int) -> Tensor:
-        """Return the positions (W, k), int64, in ascending order. They are generated on the CPU."""
+        """Return the random positions (W, k), int64, in ascending order. They are generated on the CPU."""
         rows = [
             torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: self.kept(n)].sort().values
             for seed in seed_W.tolist()

@@ -1,4 +1,4 @@
-"""Rounding of every value to a format of custom_fp. fp32 sends all values unchanged."""
+"""Compression by rounding every value to a number format. The format fp32 sends all values unchanged."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +16,18 @@ SHIFT_BYTES = 2
 
 
 class Rounded(Compressor):
-    """Each value rounded to a format.
+    """Sends each value rounded to a number format.
 
-    With `aps`, values are multiplied by 2^shift, so that the row's largest value is at the upper end of the format's
-    range, and the receiver divides by it. The message then begins with the shift (int16).
+    With `aps`, the sender multiplies a row by 2^shift, so that its largest value is at the upper end of the format's
+    range, and the receiver divides by 2^shift. The message then begins with the shift (int16).
 
-    Rounding, inf, NaN, -0 and subnormals are those of `custom_fp.quantize` with overflow="infinity".
+    Values are rounded by `custom_fp.quantize` with overflow="infinity", which also defines the results for inf, NaN, -0
+    and subnormals.
 
     Args:
         format: The name of the format.
-        aps: Whether values are scaled.
-        rounding: The rounding.
+        aps: Whether the values are scaled with auto-precision scaling (APS).
+        rounding: The rounding mode.
 
     Raises:
         ValueError: The format or the rounding is unknown, or `aps` is set for a format with its own scales.
@@ -34,15 +35,15 @@ class Rounded(Compressor):
 
     def __init__(self, format: str, aps: bool, rounding: str):
         check_rounding("compressor.rounding", rounding, tuple(Rounding))
-        self.format: Any = parse(format)  # with emin and emax if it is a floating-point format
+        self.format: Any = parse(format)  # has emin and emax if it is a floating-point format
         self.aps, self.rounding = aps, rounding
         self.format.check_flat()
         self.lossless = self.format.is_fp32 and not aps
         if aps and self.format.has_scales:
-            raise ValueError(f"compressor: {format} has scales of its own: it takes aps=false")
+            raise ValueError(f"compressor: format {format} has its own scales. Set aps=false")
         if rounding != "nearest_even" and not self.format.takes_rounding:
             raise ValueError(
-                f"compressor: {format} only rounds to nearest: set compressor.rounding=nearest_even"
+                f"compressor: format {format} only supports rounding to nearest. Set compressor.rounding=nearest_even"
             )
 
     def message_bytes(self, n: int) -> int:
@@ -63,14 +64,14 @@ class Rounded(Compressor):
         head_Wx2 = data_WxM[:, :SHIFT_BYTES].clone(memory_format=torch.contiguous_format)
         shift_Wx1 = head_Wx2.view(torch.int16).int()
         value_Wxn = self._unpack(data_WxM[:, SHIFT_BYTES:], n)
-        if _are_moderate(shift_Wx1):  # then float32 also rounds the product once
+        if _are_moderate(shift_Wx1):  # The product is then rounded only once in float32, too.
             return value_Wxn * torch.ldexp(torch.ones_like(value_Wxn[:, :1]), -shift_Wx1)
         return torch.ldexp(value_Wxn.double(), -shift_Wx1).float()
 
     def _scaled(self, x_Wxn: Tensor, shift_W: Tensor) -> Tensor:
         """Return x * 2^shift, exactly.
 
-        The result is float64. It is float32 if rounding to nearest gives the same value (see `codec._float32_will_do`).
+        The result is float64, or float32 if the format's rounding of both is equal (see `codec._float32_will_do`).
         """
         smallest, shift_Wx1 = self.format.emin - self.format.mantissa_bits, shift_W[:, None]
         if self.rounding == "nearest_even" and smallest > -120 and _are_moderate(shift_W):
@@ -78,9 +79,9 @@ class Rounded(Compressor):
         return torch.ldexp(x_Wxn.double(), shift_Wx1)
 
     def _shifts(self, x_Wxn: Tensor) -> Tensor:
-        """Return the shift (W,), int32, of `scaling.APS` for each row as the only summand.
+        """Return the shift (W,), int32, that `scaling.APS` chooses for each row alone.
 
-        It is 0 for a row without finite non-zero values.
+        The shift of a row without finite non-zero values is 0.
         """
         low_W, high_W = torch.aminmax(x_Wxn, dim=1)
         size_W = torch.maximum(-low_W, high_W)
@@ -91,9 +92,9 @@ class Rounded(Compressor):
         return torch.where(size_W == 0, 0, self.format.emax - ceiling_W)
 
     def _pack(self, x_Wxn: Tensor, keys: Sequence[tuple]) -> Tensor:
-        """Return each row as `custom_fp.pack` packs it.
+        """Pack each row with `custom_fp.pack`.
 
-        All rows are packed together if the format has no scales and the rounding is not stochastic.
+        One call packs all rows if the format has no scales and the rounding is not stochastic.
         """
         draws = is_stochastic(self.rounding)
         if draws or self.format.has_scales:

@@ -5,9 +5,10 @@ Compression Schemes", arXiv 1901.09847, section 3):
 
     C(x) = |x|_1 / n * sign(x),   |C(x) - x|^2 = |x|^2 - |x|_1^2 / n
 
-It converges with error feedback. Without it, it is biased and has the problems of signSGD (section 2 of the paper). A
-difference from the paper: a bit has no third state, so sign(0) is 1, and the second equation holds exactly. The
-majority vote of arXiv 1802.05880 is another kind of sum (one bit back, no scale) and is not implemented.
+Training with this compressor converges with error feedback. Without error feedback, the compressor is biased and has
+the problems of signSGD (section 2 of the paper). A difference from the paper: sign(0) is 1, because a bit has only two
+states. The second equation therefore holds exactly. The majority vote of arXiv 1802.05880, which returns one bit
+without a scale, is not implemented.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,11 @@ from cpdrun.comm.compressors.bitpack import pack_codes, packed_bytes, unpack_flo
 
 
 class Sign(Compressor):
-    """The scale and one bit per value, which is 1 for negative values.
+    """Sends one scale per layer and one bit per value, which is 1 for negative values.
 
-    The scale (float32) is the mean magnitude, added in float64 and rounded once. 0 and -0 become the scale. A row of
-    zeros becomes +0. A row with inf or NaN becomes NaN throughout, so that divergence stays visible. Subnormals are not
-    flushed. A mean below half the smallest subnormal is 0.
+    The scale (float32) is the mean magnitude, computed in float64 and rounded once. 0 and -0 are decoded as the scale.
+    A row of zeros becomes +0. If a row contains inf or NaN, all its values become NaN, so that divergence stays
+    visible. Subnormals are not flushed to zero. A mean magnitude below half the smallest subnormal becomes 0.
 
     Args:
         bits: Must be 1.

@@ -1,10 +1,10 @@
 """Sparsification to the largest values of a layer (Stich et al., arXiv 1809.07599, definition 2.1).
 
 A message contains k = ceil(keep * n) values, rounded and packed as in `rounded_values.py`, and their indices of
-ceil(log2 n) bits each, in ascending order. Among equal magnitudes, the lowest index is sent first. NaN counts as
-infinity, which is larger than all numbers.
+ceil(log2 n) bits each, in ascending order. Among equal magnitudes, the values with the lowest indices are sent. NaN
+counts as infinity, which is larger than all numbers.
 
-A difference from papers that count bytes: values and indices are counted as they are packed. The code of arXiv
+Byte counts include the packed values and the packed indices. Some papers count differently: the code of arXiv
 2111.09389 sends indices in the format of the values and counts one byte for each.
 """
 
@@ -22,12 +22,12 @@ LONG = 2**15
 
 
 class TopK(Compressor):
-    """The largest values of each row.
+    """Sends the values of each row with the largest magnitudes.
 
     Args:
         keep: The fraction of the values that is sent, above 0 and at most 1.
         format: The format of the values.
-        aps: Whether the values are scaled.
+        aps: Whether the values are scaled with auto-precision scaling (APS).
         rounding: The rounding of the values.
 
     Raises:
@@ -41,7 +41,7 @@ class TopK(Compressor):
         self.values = Rounded(format, aps, rounding)
 
     def kept(self, n: int) -> int:
-        """Return k, which is at least 1."""
+        """Return the number k of values that are sent for a layer of n values. It is at least 1."""
         return min(n, max(1, math.ceil(self.keep * n)))
 
     def message_bytes(self, n: int) -> int:
@@ -70,7 +70,7 @@ def largest(x_Wxn: Tensor, k: int) -> Tensor:
     least_Wx1 = torch.stack([_kth_largest(size_n, k) for size_n in size_Wxn])[:, None]
     W, taken_Wxn = len(x_Wxn), size_Wxn >= least_Wx1
     index = taken_Wxn.nonzero()[:, 1]
-    if len(index) > W * k:  # Too many values equal the smallest one.
+    if len(index) > W * k:  # More values equal the k-th largest magnitude than are needed.
         equal_Wxn = size_Wxn == least_Wx1
         room_Wx1 = k - (taken_Wxn & ~equal_Wxn).sum(dim=1, keepdim=True)
         index = (taken_Wxn & ~(equal_Wxn & (equal_Wxn.cumsum(dim=1) > room_Wx1))).nonzero()[:, 1]
@@ -78,10 +78,10 @@ def largest(x_Wxn: Tensor, k: int) -> Tensor:
 
 
 def _kth_largest(size_n: Tensor, k: int) -> Tensor:
-    """Return the k-th largest value as a 0-d tensor.
+    """Return the k-th largest of n non-negative values as a 0-d tensor.
 
-    The bits of non-negative floats have the order of the floats. In long rows, the values are counted by the upper half
-    of their bits, and only the values with one such upper half are sorted.
+    The bit patterns of non-negative floats have the same order as the floats. In long rows, a histogram of the upper
+    half of the bits is computed first, so that only the values in the bin of the k-th largest value are sorted.
     """
     if len(size_n) < LONG:
         return size_n.topk(k, sorted=False).values.amin()

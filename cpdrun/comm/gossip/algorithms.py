@@ -12,15 +12,16 @@ from cpdrun.comm.gossip.topologies import Topology
 class DPSGD(Gossip):
     """D-PSGD (Lian et al., arXiv 1705.09056): each worker's weights become the mean of its neighbors' weights.
 
-        overlap       x_i = sum_j w_ij x_j(t) - (the step from x_i(t)): algorithm 1; the exchange needs no gradient
-        not overlap   x_i = sum_j w_ij x_j(t + 1/2): first the step, then the mean, as in arXiv 2102.04761
+        overlap       x_i = sum_j w_ij x_j(t) - (the step from x_i(t)), as in algorithm 1. The exchange does not wait
+                      for the gradient.
+        not overlap   x_i = sum_j w_ij x_j(t + 1/2), as in arXiv 2102.04761. The step comes first, then the mean.
 
-    A difference from the paper: with a compressor, the neighbors average C(x_j), except their own x_i. Nothing
-    compensates for the compression error, so training with few bits is poor (Koloskova et al., arXiv 1902.00340,
-    section 3.2). This is the baseline.
+    A difference from the paper: with a compressor, a worker averages the compressed weights C(x_j) of its neighbors and
+    its own exact weights x_i. Nothing compensates for the compression error, so training with few bits gives poor
+    results (Koloskova et al., arXiv 1902.00340, section 3.2). D-PSGD is the baseline of the other algorithms.
 
     Args:
-        overlap: Whether to average the weights from before the step.
+        overlap: Whether to average the weights from before the optimizer step.
         common: The arguments of `Gossip`.
     """
 
@@ -51,7 +52,7 @@ class DPSGD(Gossip):
 
 
 class Choco(Gossip):
-    """CHOCO-SGD: workers send the compressed change of their weights, and compression errors are sent later.
+    """CHOCO-SGD: workers send the compressed change of their weights. Later messages correct compression errors.
 
     Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
     Communication", arXiv 1902.00340, algorithm 2. x^_i is the copy of worker i's weights that the others have:
@@ -61,8 +62,8 @@ class Choco(Gossip):
         x_i += eta (sum_j w_ij x^_j + (w_ii - 1) x^_i)
 
     As in the memory-efficient form (arXiv 1907.09356, appendix), a worker stores s_i = sum_j w_ij x^_j instead of each
-    neighbor's x^_j. A difference from the paper: with knows_start, the copies begin at the initial weights instead of
-    0. All workers know them from the seed. eta = 1 without compression is D-PSGD.
+    neighbor's x^_j. A difference from the paper: with knows_start, the copies begin at the initial weights, which all
+    workers compute from the seed, instead of 0. With eta = 1 and without compression, the algorithm is D-PSGD.
 
     Args:
         eta: The consensus step size, above 0 and at most 1. Stronger compression needs a smaller value.
@@ -75,21 +76,21 @@ class Choco(Gossip):
         self.eta, self.knows_start = checked_eta(eta), knows_start
 
     def matrices(self, topology: Topology, world_size: int) -> list[np.ndarray]:
-        """Return the only mixing matrix.
+        """Return a list with the only mixing matrix.
 
         Raises:
-            ValueError: The graph changes. The sums of copies require constant neighbors.
+            ValueError: The graph changes between rounds. The sums s_i require constant neighbors.
         """
         weights = super().matrices(topology, world_size)
         if len(weights) > 1:
             raise ValueError(
-                f"topology: CHOCO-SGD keeps copies of neighbours that stay, those of {type(topology).__name__} change; "
-                "take sync=gossip_deep_squeeze, gossip_dpsgd or gossip_push_sum"
+                f"topology: CHOCO-SGD needs a graph with constant neighbors, but those of {type(topology).__name__} "
+                "change between rounds. Set sync=gossip_deep_squeeze, gossip_dpsgd or gossip_push_sum"
             )
         return weights
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the names of the copies and their weighted sums."""
+        """Return the names under which `memory` contains the copies x^_i and their weighted sums s_i."""
         return "copy", "mean_copy"
 
     def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:
@@ -128,7 +129,7 @@ class DeepSqueeze(Gossip):
         self.eta = checked_eta(eta)
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the name of the compression errors."""
+        """Return the name under which `memory` contains the compression errors."""
         return ("lacking",)
 
     def mix(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
@@ -141,22 +142,23 @@ class DeepSqueeze(Gossip):
 
 
 class PushSum(Gossip):
-    """Push-sum: gossip in which only the columns of W sum to 1.
+    """Push-sum: gossip with a mixing matrix W whose columns sum to 1, but whose rows need not.
 
-    Links may be one-way, and workers may have different numbers of neighbors. Each worker has a weight that corrects
-    for it. Nedic and Olshevsky, arXiv 1406.2075; Assran, Loizou, Ballas and Rabbat, "Stochastic Gradient Push for
-    Distributed Deep Learning", arXiv 1811.10792, algorithm 1:
+    Links may be one-way, and workers may have different numbers of neighbors. Each worker has a factor s_i that
+    corrects for this. Nedic and Olshevsky, arXiv 1406.2075; Assran, Loizou, Ballas and Rabbat, "Stochastic Gradient
+    Push for Distributed Deep Learning", arXiv 1811.10792, algorithm 1:
 
-        x_i  the numerator, s_i its weight (initially the initial weights and 1), z_i = x_i / s_i the model
-        a step with the gradient at z_i changes x_i; then
+        z_i = x_i / s_i are the weights of the model. Initially, x_i are the initial weights, and s_i = 1.
+        In each round, an optimizer step with the gradient at z_i changes x_i. Then:
         x_i = x_i + sum_j p_ij C(x_j) - C(x_i),   s_i = sum_j p_ij s_j,   p_ij = 1 / (1 + number of receivers of j)
 
-    The sums of all x and of all s are constant, with and without a compressor. Differences from the paper: The weights
-    s depend only on the graphs, which all workers know, so each worker computes them in float64 and none is sent. The
-    paper has no compressor. Here, compression errors stay with the sender, without error feedback, so training with few
-    bits is poor, as with D-PSGD. On graphs with equal degrees, every s_i is 1, and the algorithm is D-PSGD.
+    The sum of all x_i and the sum of all s_i are constant, with and without a compressor. Differences from the paper:
+    s_i depends only on the graphs, so each worker computes all s_i in float64, and none is sent. The paper has no
+    compressor. Here, a worker keeps its compression error, but does not add it to a later message as error feedback
+    does. Training with few bits therefore gives poor results, as with D-PSGD. On graphs with equal degrees, every s_i
+    is 1, and the algorithm is D-PSGD.
 
-    inf and NaN spread to the neighbors. s is never 0, because a worker keeps a part of its own.
+    inf and NaN spread to the neighbors. s_i is never 0, because a worker keeps a part of its own weight.
     """
 
     def __init__(self, **common: Any) -> None:
@@ -168,16 +170,16 @@ class PushSum(Gossip):
         return topology.push_matrices(world_size)
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the name of the numerators."""
+        """Return the name under which `memory` contains the numerators x_i."""
         return ("numerator",)
 
     def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:
-        """Initialize the numerators."""
+        """Initialize the numerators x_i."""
         super().begin(rows, x_WxD)
         self.memory["numerator"].copy_(x_WxD)
 
     def mix(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
-        """Exchange numerators and compute the models."""
+        """Exchange the numerators x_i and compute the models z_i."""
         numerator_WxD = self.memory["numerator"]
         for i, w in enumerate(self.mine):
             numerator_WxD[i].add_(x_WxD[i] - numerator_WxD[i] / float(self.share_N[w]))

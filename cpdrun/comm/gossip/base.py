@@ -1,23 +1,23 @@
 """The common part of gossip algorithms.
 
-In gossip, each worker has its own weights. After each step, it mixes them with the weights that its neighbors send. An
-algorithm (`algorithms.py`) defines what is sent and how it is mixed. A topology (`topologies.py`) defines who sends to
-whom and the mixing weights W. A compressor turns a layer into bytes. All algorithms share the exchange, quasi-global
-momentum, and closing rounds. In closing rounds, workers gossip without steps after the last step, so that the final
-weights agree better (the code of arXiv 2111.09389 has 51 such rounds).
+In gossip, each worker has its own weights. After each step, a worker mixes its weights with those that its neighbors
+send. An algorithm (`algorithms.py`) defines what is sent and how it is mixed. A topology (`topologies.py`) defines who
+sends to whom, and the mixing weights W. A compressor turns a layer into bytes. All algorithms share the exchange,
+quasi-global momentum, and closing rounds. Closing rounds are rounds of gossip after the last step, without further
+steps, so that the final weights agree better (the code of arXiv 2111.09389 has 51 such rounds).
 
-A topology may have a different graph in each round. Step t uses the graph t mod their number. Closing rounds continue
-from the last step.
+A topology may have a different graph in each round. With R graphs, step t uses graph t mod R. Closing rounds continue
+the count of steps.
 
 Quasi-global momentum: Lin, Karimireddy, Stich and Jaggi, arXiv 2102.04761, algorithm 1, QG-DSGDm. A step uses g + beta
-m instead of g, and the optimizer has no momentum. After the gossip of round t, m = mu m + (1 - mu) (x_t - x_{t+1}) /
-lr, with mu = beta. Differing from the paper, a round with learning rate 0 leaves m unchanged. With nesterov
-(QG-DSGDm-N, used by Aketi, Kodge and Roy, arXiv 2111.09389), let d = g + weight decay of x. Then a step uses d + beta
-(beta m + d).
+m instead of the gradient g, and the optimizer has no momentum. After the gossip of round t, m = mu m + (1 - mu) (x_t -
+x_{t+1}) / lr, with mu = beta. A difference from the paper: a round with learning rate 0 leaves m unchanged. With
+nesterov (QG-DSGDm-N, used by Aketi, Kodge and Roy, arXiv 2111.09389), let d = g + weight decay of x. Then a step uses d
++ beta (beta m + d).
 
-Legend: N workers, W of them on this rank, D values of all parameters in a row, M bytes of a message, P parameters. Sums
-over workers are computed in the order of their numbers and row by row, so the assignment of workers to ranks changes no
-bit. inf and NaN spread to the neighbors.
+Legend: N workers, W of them on this rank, D values of all parameters of one worker, M bytes of a message, P parameters.
+Sums over workers are computed row by row, in ascending order of workers, so the assignment of workers to ranks does not
+change any bit. inf and NaN spread to the neighbors.
 """
 
 from abc import ABC, abstractmethod
@@ -45,8 +45,9 @@ ALIGNED = 16  # float32 values
 class WeightLayout:
     """The layout of several workers' weights in one tensor, with one row (D,) per worker.
 
-    The parameters are placed side by side. Each begins at a multiple of 64 bytes in every process, because linear
-    algebra kernels may round differently for other alignments. The values between parameters are always 0.
+    A row contains all parameters, one after the other. Each parameter begins at a multiple of 64 bytes in every
+    process, because the rounding in linear algebra kernels may depend on the alignment. The padding between parameters
+    is 0.
 
     Args:
         shapes: The shapes of the parameters.
@@ -93,7 +94,7 @@ class QuasiGlobalMomentum:
         self.beta, self.nesterov = beta, nesterov
 
     def begin(self, rows: WeightLayout, x_WxD: Tensor) -> dict[str, Tensor]:
-        """Allocate the state and return it by name, for checkpoints."""
+        """Allocate the state. Return its tensors by name, for checkpoints."""
         self.momentum_WxD, self.before_WxD = torch.zeros_like(x_WxD), torch.zeros_like(x_WxD)
         self._momenta = [rows.parameters(row) for row in self.momentum_WxD]
         return {"momentum": self.momentum_WxD, "before": self.before_WxD}
@@ -114,7 +115,7 @@ class QuasiGlobalMomentum:
         torch._foreach_add_(list(gradient_P), ahead_P, alpha=self.beta)
 
     def after_gossip(self, x_WxD: Tensor, lr: float) -> None:
-        """Update the momentum with the change of the weights."""
+        """Update the momentum with the change of the weights in this round."""
         if lr:
             for m_D, before_D, x_D in zip(self.momentum_WxD, self.before_WxD, x_WxD, strict=True):
                 moved_D = torch.sub(before_D, x_D).div_(lr)
@@ -128,7 +129,7 @@ class Round:
     Attributes:
         matrix_NxN: The mixing weights W.
         neighbours: For each worker, the workers whose messages it receives.
-        messages: The exchange of messages.
+        messages: Exchanges the messages of this round.
     """
 
     matrix_NxN: np.ndarray
@@ -137,7 +138,7 @@ class Round:
 
     @classmethod
     def of(cls, matrix_NxN: np.ndarray, workers: Workers) -> "Round":
-        """Return the round with these mixing weights."""
+        """Create the round with the given mixing weights."""
         neighbours = [[j for j in np.flatnonzero(row).tolist() if j != i] for i, row in enumerate(matrix_NxN)]
         return cls(matrix_NxN, neighbours, MessageExchange(neighbours, workers))
 
@@ -149,16 +150,16 @@ class Round:
 
 
 class Gossip(ABC):
-    """A gossip algorithm.
+    """The base class of gossip algorithms.
 
-    Its state between steps is in `memory`, with tensors (W, D) by name.
+    The attribute `memory` contains the state between steps: tensors (W, D) by name.
 
     Args:
         topology: The graph of workers.
         compressor: The compressor of messages.
-        quasi_global_momentum: The coefficient of quasi-global momentum, or None.
-        nesterov: Whether the momentum is of Nesterov's kind.
-        closing_rounds: The number of rounds after the last step.
+        quasi_global_momentum: The coefficient beta of quasi-global momentum, or None for no momentum.
+        nesterov: Whether to use Nesterov momentum.
+        closing_rounds: The number of rounds of gossip after the last step.
         worker_test_samples: The number of test samples on which each worker's own weights are evaluated, or None for
             all.
         world_size: The number of workers N.
@@ -187,7 +188,9 @@ class Gossip(ABC):
         **run_settings: Any,
     ) -> None:
         if nesterov and quasi_global_momentum is None:
-            raise ValueError("sync.nesterov=true needs a momentum: set sync.quasi_global_momentum=0.9")
+            raise ValueError(
+                "sync.nesterov=true needs momentum. Set sync.quasi_global_momentum=0.9, or sync.nesterov=false"
+            )
         _check_count("closing_rounds", closing_rounds, 0)
         if worker_test_samples is not None:
             _check_count("worker_test_samples", worker_test_samples, 1, ", or null")
@@ -196,7 +199,7 @@ class Gossip(ABC):
         self.momentum = None if self.beta is None else QuasiGlobalMomentum(self.beta, nesterov)
         self.seed, self.world_size = seed, world_size
         self.workers = Workers.of_group(world_size, group)
-        self.mine = self.workers.mine
+        self.mine = self.workers.local
         self.rounds = [Round.of(matrix, self.workers) for matrix in self.matrices(topology, world_size)]
         self.round = self.rounds[0]  # the latest round
         self.closing_rounds, self.worker_test_samples = closing_rounds, worker_test_samples
@@ -220,7 +223,7 @@ class Gossip(ABC):
             self.memory |= self.momentum.begin(rows, x_WxD)
 
     def before_step(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
-        """Prepare a step. The weights are those at which gradients will be computed."""
+        """Prepare a step. `x_WxD` contains the weights at which the gradients will be computed."""
         if self.momentum:
             self.momentum.before_step(x_WxD)
 
@@ -230,19 +233,19 @@ class Gossip(ABC):
         Args:
             i: The index of the worker on this rank.
             gradient_P: The gradient of each parameter.
-            decay_P: The weight decay that the optimizer will add. Nesterov momentum includes it.
+            decay_P: The weight decay term that the optimizer will add to each gradient. Nesterov momentum includes it.
         """
         if self.momentum:
             self.momentum.correct(i, gradient_P, decay_P)
 
     def after_step(self, x_WxD: Tensor, *, lr: float, step: int, epoch: int) -> None:
-        """Replace the weights after the workers' own steps by the weights after gossip, in place. Collective."""
+        """Run a round of gossip after the optimizer steps of all workers. Update the weights in place. Collective."""
         self.mix(x_WxD, step=step, epoch=epoch)
         if self.momentum:
             self.momentum.after_gossip(x_WxD, lr)
 
     def close(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
-        """Run the closing rounds after the last step, `step`, in place. Collective."""
+        """Run the closing rounds and update the weights in place. `step` is the last step. Collective."""
         for later in range(1, self.closing_rounds + 1):
             self.before_step(x_WxD, step=step + later, epoch=epoch)
             self.mix(x_WxD, step=step + later, epoch=epoch)
@@ -258,7 +261,7 @@ class Gossip(ABC):
         return topology.matrices(world_size)
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the names of the tensors (W, D) in `memory` that the algorithm needs. They are initially 0."""
+        """Return the names of the tensors (W, D) that the algorithm needs in `memory`. They are initialized to 0."""
         return ()
 
     @abstractmethod
@@ -289,7 +292,7 @@ class Gossip(ABC):
     def weighted_sum(self, worker: int, rows: Mapping[int, Tensor]) -> Tensor:
         """Return sum_j W[worker][j] rows[j], of shape (D,).
 
-        The sum includes the worker and its neighbors in this round, in the order of their numbers.
+        The sum includes the worker itself and its neighbors in this round, in ascending order.
         """
         total: Tensor | None = None
         for j in sorted([worker, *self.round.neighbours[worker]]):
@@ -311,7 +314,8 @@ class Gossip(ABC):
     def wire_bytes(self) -> dict[str, int]:
         """Return the payload bytes of the latest step, as `GradientSync.wire_bytes` does.
 
-        A real worker sends its message to each neighbor. The worker that sends most is counted.
+        On separate machines, each worker would send its message to each of its neighbors. The value
+        bytes_per_step_real_worker is the number of bytes of the worker that would send the most.
         """
         return dict(self._bytes)
 
@@ -333,10 +337,10 @@ def _check_count(key: str, value: Any, least: int, or_else: str = "") -> None:
 
 
 def checked_eta(eta: float) -> float:
-    """Return the consensus step size of an algorithm.
+    """Return the given consensus step size if it is valid.
 
     Raises:
-        ValueError: It is out of range.
+        ValueError: The step size is not above 0 and at most 1.
     """
     if not 0 < eta <= 1:
         raise ValueError(f"sync.eta must be above 0 and at most 1, not {eta}")

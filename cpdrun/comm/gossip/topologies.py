@@ -5,16 +5,22 @@ gossip preserves the mean of all weights. The spectral gap 1 - max_{k > 0} |lamb
 agree: each round reduces the distance to the mean by at least this fraction (Lian et al., arXiv 1705.09056, assumption
 1).
 
-    uniform     w_ij = 1 / (deg + 1) for the neighbors and the worker itself; doubly stochastic if all degrees are equal
-    metropolis  w_ij = 1 / (1 + max(deg_i, deg_j)), w_ii the remainder; for any undirected graph (Xiao and Boyd 2004)
+    uniform     w_ij = 1 / (deg + 1) for the neighbors and the worker itself. W is doubly stochastic if all degrees are
+                equal.
+    metropolis  w_ij = 1 / (1 + max(deg_i, deg_j)), and w_ii is the remainder, for any undirected graph (Xiao and Boyd
+                2004).
 
 Push-sum (`algorithms.py`) only needs columns that sum to 1: w_ij = 1 / (1 + number of receivers of j), for any graph in
 which a path leads from each worker to every other. A graph may change from round to round (`RandomPairs`). Then each
-round has a matrix, and the product of all matrices must connect the workers.
+round has its own matrix, and the product of all matrices must connect all workers.
 
-Spectral gaps in closed form, with uniform weights: directed ring 1 - cos(pi / N); ring (N > 2) 2/3 (1 - cos(2 pi / N));
-torus with sides a >= b > 2, 2/5 (1 - cos(2 pi / a)); exponential graph, even N, 2 / (1 + ceil(log2 N)) (Ying et al.,
-arXiv 2110.13363, theorem 1); complete 1.
+Spectral gaps in closed form, with uniform weights:
+
+    directed ring                      1 - cos(pi / N)
+    ring, N > 2                        2/3 (1 - cos(2 pi / N))
+    torus with sides a >= b > 2        2/5 (1 - cos(2 pi / a))
+    exponential graph with even N      2 / (1 + ceil(log2 N))    (Ying et al., arXiv 2110.13363, theorem 1)
+    complete graph                     1
 """
 
 import functools
@@ -25,13 +31,13 @@ import numpy as np
 import torch
 
 MIXINGS = ("uniform", "metropolis")
-TOLERANCE = 1e-9  # for sums of N float64 numbers below 1, with N up to millions
+TOLERANCE = 1e-9  # covers the rounding errors of a sum of N float64 numbers below 1, with N up to millions
 
 
 def uniform(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return weights of 1 / (deg + 1) for the neighbors and the worker itself.
+    """Return the matrix with weights of 1 / (deg + 1) for the neighbors and the worker itself.
 
-    `neighbours` lists, for each worker, the workers from which it receives, without itself.
+    `neighbours` lists, for each worker, the other workers from which it receives messages.
     """
     weights = np.zeros((len(neighbours),) * 2)
     for i, of_i in enumerate(neighbours):
@@ -40,9 +46,9 @@ def uniform(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def metropolis(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return weights of 1 / (1 + max(deg_i, deg_j)), and the remainder for the worker itself.
+    """Return the matrix with weights of 1 / (1 + max(deg_i, deg_j)), and the remainder for the worker itself.
 
-    All links must be two-way.
+    All links must go both ways.
     """
     weights = np.zeros((len(neighbours),) * 2)
     for i, of_i in enumerate(neighbours):
@@ -53,10 +59,11 @@ def metropolis(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def mean_gap(weights: Sequence[np.ndarray]) -> float:
-    """Return the fraction by which a round reduces the distance to the mean, at least.
+    """Return the smallest fraction by which a round reduces the distance to the mean.
 
-    With one matrix, this is its spectral gap. With one matrix per round, it is the geometric mean over a period, 1 -
-    |product without the mean|^(1 / rounds): 1 if the workers end with equal weights, 0 if some never agree.
+    With a single matrix, this is its spectral gap. With one matrix per round, it is the geometric mean over a period: 1
+    - |product of the matrices without the mean|^(1 / rounds). The result is 1 if all workers have equal weights after a
+    period, and 0 if some workers never agree.
     """
     if len(weights) == 1:
         return spectral_gap(weights[0])
@@ -64,11 +71,11 @@ def mean_gap(weights: Sequence[np.ndarray]) -> float:
     apart_NxN = np.eye(N) - 1 / N
     for weights_NxN in weights:
         apart_NxN = weights_NxN @ apart_NxN
-        apart_NxN -= apart_NxN.mean(axis=0)  # This is 0 except for rounding errors, which would grow.
+        apart_NxN -= apart_NxN.mean(axis=0)  # Remove the mean, which is a rounding error that would grow.
         length = np.linalg.norm(apart_NxN, 2)
         if length < TOLERANCE:
             return 1.0
-        # Normalize, because the remainder after many rounds would be lost in rounding.
+        # Normalize after each round, because the product of many rounds would underflow.
         apart_NxN, log_left = apart_NxN / length, log_left + math.log(length)
     return max(0.0, 1 - math.exp(log_left / len(weights)))
 
@@ -80,7 +87,7 @@ def spectral_gap(weights: np.ndarray) -> float:
 
 
 class Topology:
-    """A graph that is defined for different numbers of workers."""
+    """The base class of graphs. A graph is defined for different numbers of workers."""
 
     def __init__(self, mixing: str):
         if mixing not in MIXINGS:
@@ -90,28 +97,30 @@ class Topology:
     def senders(self, N: int) -> list[set[int]]:
         """Return, for each of N workers, the workers whose messages it receives.
 
-        A worker's own number may be included. A constant graph overrides this method, a changing graph overrides
+        A worker's own index may be included. A constant graph overrides this method. A changing graph overrides
         `rounds`.
         """
-        raise NotImplementedError(f"{type(self).__name__} says neither senders nor rounds")
+        raise NotImplementedError(f"{type(self).__name__} must override senders() or rounds()")
 
     def rounds(self, N: int) -> list[list[set[int]]]:
-        """Return `senders` of each round. After the last round, the first one follows."""
+        """Return the senders of each worker, as `senders` does, for each round. The rounds repeat periodically."""
         return [self.senders(N)]
 
     def matrices(self, N: int) -> list[np.ndarray]:
         """Return the mixing matrix W (N, N), float64, of each round.
 
         Raises:
-            ValueError: A matrix is not doubly stochastic, or together they do not connect all workers.
+            ValueError: A matrix is not doubly stochastic, or the matrices together do not connect all workers.
         """
         weights = [self._mixed(without_oneself(senders)) for senders in self.rounds(N)]
         if N > 1 and mean_gap(weights) < TOLERANCE:
-            raise ValueError("topology: its links do not connect all workers")
+            raise ValueError(
+                "topology: the links do not connect all workers, so their weights cannot become equal. Add links"
+            )
         return weights
 
     def push_matrices(self, N: int) -> list[np.ndarray]:
-        """Return the matrices of push-sum, whose columns sum to 1.
+        """Return the matrix of push-sum for each round. Its columns sum to 1.
 
         A worker divides its weights equally among itself and its receivers.
 
@@ -120,14 +129,18 @@ class Topology:
         """
         if self.mixing != "uniform":
             raise ValueError(
-                "topology.mixing: push-sum deals a worker's weights equally to those it sends to; take uniform"
+                "topology.mixing: push-sum requires topology.mixing=uniform, because each worker divides its weights "
+                "equally among its receivers"
             )
         links = [uniform(without_oneself(senders)) > 0 for senders in self.rounds(N)]
         reached = functools.reduce(lambda before, later: later.astype(float) @ before > 0, links)
         for _ in range(N.bit_length()):
             reached = reached.astype(float) @ reached > 0
         if not reached.all():
-            raise ValueError("topology: its links do not form a path from each worker to every other")
+            raise ValueError(
+                "topology: push-sum needs a path of links from each worker to every other, but some paths are missing. "
+                "Add links"
+            )
         return [link / link.sum(axis=0) for link in links]
 
     def _mixed(self, neighbours: list[list[int]]) -> np.ndarray:
@@ -135,25 +148,26 @@ class Topology:
         if self.mixing == "metropolis":
             if not both_ways:
                 raise ValueError(
-                    "topology.mixing=metropolis needs a graph whose links go both ways; take uniform"
+                    "topology.mixing=metropolis needs a graph whose links go both ways. Set topology.mixing=uniform"
                 )
             return metropolis(neighbours)
         weights = uniform(neighbours)
         if np.abs(weights.sum(axis=0) - 1).max() > TOLERANCE:
             raise ValueError(
-                "topology.mixing=uniform needs workers with equally many neighbours, or gossip would move their "
-                "mean; take " + ("metropolis" if both_ways else "sync=gossip_push_sum")
+                "topology.mixing=uniform needs a graph in which all workers have the same number of neighbors, because "
+                "gossip would otherwise change the mean of the weights. Set "
+                + ("topology.mixing=metropolis" if both_ways else "sync=gossip_push_sum")
             )
         return weights
 
 
 def without_oneself(senders: Sequence[set[int]]) -> list[list[int]]:
-    """Return, for each worker, the other workers from which it receives, sorted."""
+    """Return, for each worker, the sorted list of the other workers from which it receives."""
     return [sorted(of_i - {i}) for i, of_i in enumerate(senders)]
 
 
 class Ring(Topology):
-    """Each worker receives from its predecessor and, if undirected, from its successor."""
+    """A ring in which each worker receives from its predecessor and, if undirected, from its successor."""
 
     def __init__(self, mixing: str, directed: bool):
         super().__init__(mixing)
@@ -164,11 +178,11 @@ class Ring(Topology):
 
 
 class Torus(Topology):
-    """A grid of rows x columns with periodic boundaries: up to four neighbors.
+    """A grid of rows x columns with periodic boundaries. Each worker has up to four neighbors.
 
     Args:
         mixing: The mixing weights.
-        rows: The number of rows. None means as square as possible.
+        rows: The number of rows. None selects a grid that is as square as possible.
     """
 
     def __init__(self, mixing: str, rows: int | None):
@@ -190,9 +204,9 @@ class Torus(Topology):
 
 
 class Exponential(Topology):
-    """Each worker receives from the workers 1, 2, 4, 8 ... before it.
+    """A graph in which worker i receives from the workers i - 1, i - 2, i - 4, i - 8 and so on.
 
-    There are few links, and the spectral gap shrinks with log N.
+    Each worker has about log2 N links, and the spectral gap decreases only as 1 / log N.
     """
 
     def senders(self, N: int) -> list[set[int]]:
@@ -201,16 +215,16 @@ class Exponential(Topology):
 
 
 class Complete(Topology):
-    """Each worker receives from all others. This is as expensive and as exact as all-reduce."""
+    """A graph in which each worker receives from all others. One round computes the exact mean, like an all-reduce."""
 
     def senders(self, N: int) -> list[set[int]]:
         return [set(range(N)) for _ in range(N)]
 
 
 class Hub(Topology):
-    """A directed ring whose worker 0 sends to all workers.
+    """A directed ring in which worker 0 also sends to all other workers.
 
-    Degrees differ and links are one-way, so it needs push-sum.
+    Degrees differ and links are one-way, so this graph needs push-sum.
     """
 
     def senders(self, N: int) -> list[set[int]]:
@@ -234,7 +248,7 @@ class Links(Topology):
 
 
 class Arrows(Topology):
-    """One-way links that the user chooses, as pairs (from, to). If degrees differ, they need push-sum."""
+    """One-way links that the user chooses, as pairs (from, to). A graph with unequal degrees needs push-sum."""
 
     def __init__(self, mixing: str, arrows: Sequence[Sequence[int]]):
         super().__init__(mixing)
@@ -251,7 +265,7 @@ class Arrows(Topology):
 def _pair(key: str, link: Sequence[int], N: int) -> tuple[int, int]:
     pair = list(link) if isinstance(link, Sequence) else [link]
     if len(pair) != 2 or not all(isinstance(i, int) and 0 <= i < N for i in pair):
-        raise ValueError(f"{key}: {pair} is not a pair of workers below world_size={N}")
+        raise ValueError(f"{key}: {pair} must be a pair of workers, which are numbered from 0 to {N - 1}")
     return pair[0], pair[1]
 
 
@@ -269,8 +283,8 @@ class OnePeerExponential(Topology):
 class RandomPairs(Topology):
     """A changing graph: in each round, the workers are paired at random, and each pair averages its weights.
 
-    Boyd et al., "Randomized Gossip Algorithms", IEEE Trans. Inf. Theory 52, 2006, with many pairs at the same time. If
-    N is odd, one worker per round has no partner.
+    See Boyd et al., "Randomized Gossip Algorithms", IEEE Trans. Inf. Theory 52, 2006. A difference from the paper: all
+    pairs exchange at the same time. If N is odd, one worker per round has no partner.
 
     Args:
         mixing: The mixing weights.

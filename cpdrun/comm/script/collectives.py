@@ -1,4 +1,7 @@
-"""all_reduce in a number format for any script. Each rank of a process group is one worker."""
+"""Functions that scripts call instead of torch.distributed.all_reduce, to sum tensors in a number format.
+
+Each rank of a process group is one worker.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,10 +45,11 @@ def all_reduce(
     Args:
         tensor: A floating-point tensor. All ranks pass the same shape and options.
         fmt: A format, its name, or a `Sum`.
-        compressor: Compress tensors instead, and add the decoded values in float32 in worker order. A `Compressor` or a
-            name such as "top_k" (see conf/compressor). With "power_sgd", factors are summed in `fmt`.
+        compressor: A `Compressor`, or a name such as "top_k" (see conf/compressor). The tensors are then sent as
+            compressed messages, and the decoded values are added in float32 in worker order. With "power_sgd", the
+            factors are summed in `fmt`.
         aps: Whether to scale each tensor with auto-precision scaling (APS).
-        seed: The seed of stochastic rounding. Use another seed in each call.
+        seed: The seed of stochastic rounding. Pass a different seed in each call.
         group: The process group. None means the default group.
         options: Settings of `Sum`, or of the compressor.
 
@@ -111,9 +115,10 @@ def emulate_all_reduce(
     seed: int = 0,
     **options: Any,
 ) -> Tensor:
-    """Return the sum of N tensors of equal shape as N machines compute it.
+    """Return the sum of N tensors of equal shape, as N machines would compute it.
 
-    The result is a float32 tensor. It has the same bits as `all_reduce` on N ranks that each pass one of the tensors.
+    The result is a float32 tensor. It has the same bits as the result of `all_reduce` on N ranks, each of which passes
+    one of the tensors.
 
     Args:
         tensors: Floating-point tensors of the same shape.
@@ -147,19 +152,25 @@ class _SumRequest:
     options: dict[str, Any]
 
     def between(self, tensors: Sequence[Tensor], out: Sequence[Tensor], group: Group) -> None:
-        """Sum the ranks' tensors to `out`. These are contiguous float32 tensors, and may be `tensors` themselves."""
+        """Write the sums of the ranks' tensors to `out`, which contains contiguous float32 tensors.
+
+        `out` may be `tensors`.
+        """
         for tensor in tensors:
             check_float(tensor)
             if tensor.device != tensors[0].device:
                 raise ValueError(
-                    f"tensors on {tensors[0].device} and {tensor.device}: all tensors must be on one device"
+                    f"all tensors must be on one device, but they are on {tensors[0].device} and {tensor.device}"
                 )
         workers = Workers.of_group(dist.get_world_size(group), group)
         stacks = [tensor.detach().to(torch.float32)[None] for tensor in tensors]
         self.form(stacks, [target.detach() for target in out], workers)
 
     def form(self, stacks: Sequence[Tensor], out: Sequence[Tensor], workers: Workers) -> None:
-        """Sum the stacks (L, ...), float32, of this process's L workers to `out`, contiguous tensors (...)."""
+        """Write the sums over all workers to `out`, which contains contiguous tensors (...).
+
+        Each stack (L, ...), float32, contains the tensors of this process's L workers.
+        """
         check_format_or_compressor(self.fmt, self.compressor)
         names, key, rule = [str(p) for p in range(len(stacks))], (self.seed,), APS() if self.aps else None
         if self.compressor is not None:
@@ -177,7 +188,7 @@ class _SumRequest:
             )
             sync.reduce_layers(range(len(names)), stacks, step=0, epoch=0, out=out)
             return
-        assert self.fmt is not None  # check_format_or_compressor
+        assert self.fmt is not None  # guaranteed by check_format_or_compressor
         how = Sum.of(self.fmt, **self.options)
         _check_forgets(how.error_feedback)
         summation = summation_of(how, workers, Shifts(rule))
@@ -188,4 +199,7 @@ class _SumRequest:
 
 def _check_forgets(error_feedback: bool) -> None:
     if error_feedback:
-        raise ValueError("error_feedback=true needs state between steps: use ddp_hook or AllReduceSync")
+        raise ValueError(
+            "error_feedback=true needs state between steps, which this function does not keep. Use ddp_hook or "
+            "AllReduceSync"
+        )

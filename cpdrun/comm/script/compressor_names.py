@@ -1,9 +1,9 @@
-"""Compressors by name, for functions with an argument `compressor`.
+"""Creation of compressors by name, for functions with an argument `compressor`.
 
-`compressor` is a `Compressor` or the name of a file in conf/compressor, such as top_k, qsgd or sign. Its values are in
-the format `fmt`, and they are scaled if aps is true, as in a run. With power_sgd, factors are summed in `fmt`. Further
-keywords replace the defaults of that file, such as keep=0.1 or rank=4. The synchronization is that of a run with
-sync=compressed or sync=power_sgd.
+The argument is a `Compressor` or the name of a file in conf/compressor, such as top_k, qsgd or sign. The compressor
+sends values in the format `fmt`, scaled if `aps` is true, as in a run. With power_sgd, the factors are summed in `fmt`.
+Further keyword arguments, such as keep=0.1 or rank=4, replace the defaults of the file. Gradients are synchronized as
+in a run with sync=compressed or sync=power_sgd.
 """
 
 from collections.abc import Sequence
@@ -48,15 +48,15 @@ def make_compressed_sync(
         fmt: The format of the values, or a sum for power_sgd.
         names: The names of the parameters.
         world_size: The number of workers.
-        options: Further settings from the caller. `error_feedback` is one of them unless the default is to be used.
+        options: Further settings from the caller, such as `error_feedback`. Missing settings have their defaults.
         scaling: The scaling rule.
         seed: The seed of random numbers.
         full_precision_layers: Glob patterns of parameters that stay in fp32.
         group: The process group, or the workers.
 
     Raises:
-        ValueError: The compressor is unknown or does not take a keyword, or the format or the scaling rule does not fit
-            it.
+        ValueError: The compressor is unknown or has no such setting, or the format or the scaling rule does not fit the
+            compressor.
     """
     run_settings: dict[str, Any] = {
         "parameter_names": names,
@@ -68,7 +68,7 @@ def make_compressed_sync(
     }
     if compressor == POWER_SGD:
         defaults = _defaults("sync", POWER_SGD)
-        if isinstance(fmt, Sum):  # Its error feedback is for rounding errors, not for factors.
+        if isinstance(fmt, Sum):  # The error feedback of a Sum is for rounding errors, not for factors.
             remembered = [option.name for option in fields(Sum)[1:] if option.name != "error_feedback"]
             defaults |= {name: getattr(fmt, name) for name in remembered}
         settings = _settled(POWER_SGD, defaults, options)
@@ -86,45 +86,51 @@ def make_compressed_sync(
 def check_format_or_compressor(fmt: Any, compressor: Any) -> None:
     """Raise TypeError if neither a format nor a compressor is given."""
     if fmt is None and compressor is None:
-        raise TypeError("fmt is missing: give a format, such as 'e4m3', or compressor=, such as 'top_k'")
+        raise TypeError("fmt is missing: pass a format, such as fmt='e4m3', or compressor='top_k'")
 
 
 def compressor_by_name(name: str, fmt: Sum | NumberFormat | str, aps: bool, **options: Any) -> Compressor:
-    """Return the compressor with a name in conf/compressor.
+    """Create the compressor that a file in conf/compressor describes.
 
     Raises:
         ValueError: The name is unknown, or the format or the settings do not fit the compressor.
     """
     if name not in _names():
         known = ", ".join([*_names(), POWER_SGD])
-        raise ValueError(f"compressor={name!r}: choose one of {known}, or give a Compressor")
+        raise ValueError(f"compressor={name!r}: choose one of {known}, or pass a Compressor")
     if isinstance(fmt, Sum):
         raise ValueError(
-            f"compressor={name} adds in float32, but fmt is a Sum: pass a format, such as {fmt.fmt.name}"
+            f"fmt is a Sum, but compressor={name} always adds in float32. Pass a format, such as fmt={fmt.fmt.name!r}"
         )
     defaults = _defaults("compressor", name)
     of_run = {
         key: {"format": fmt, "aps": aps}[key] for key, value in defaults.items() if value == f"${{{key}}}"
     }
     if "format" not in of_run and not parse(fmt).is_fp32:
-        raise ValueError(f"fmt={fmt}: compressor={name} does not send values in a number format: omit fmt")
+        raise ValueError(
+            f"fmt={fmt}: compressor={name} does not send values in a number format. Leave fmt out"
+        )
     if "aps" not in of_run and aps:
-        raise ValueError(f"aps=True: compressor={name} has its own scale: omit aps")
+        raise ValueError(f"aps=True: compressor={name} has its own scale. Leave aps out")
     settings = _settled(name, {key: value for key, value in defaults.items() if key not in of_run}, options)
     return _class_of("compressor", name)(**settings, **of_run)
 
 
 def _check_alone(kind: str, fmt: Any, scaling: ScalingRule | None, options: dict[str, Any]) -> None:
-    """Raise ValueError if there are settings that a `Compressor` object must be created with."""
+    """Raise ValueError if the caller passes settings together with a `Compressor` object, which has its own."""
     beside = {"fmt": fmt, "aps or scaling": scaling, **dict.fromkeys(options, True)}
     for key, value in beside.items():
         if value is not None:
-            raise ValueError(f"{key} cannot be combined with a Compressor object: pass it to {kind}(...)")
+            raise ValueError(
+                f"{key} cannot be combined with a Compressor object. Pass {key} to {kind}(...) instead"
+            )
 
 
 def _settled(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     if unknown := sorted(options.keys() - defaults.keys()):
-        raise ValueError(f"{unknown[0]}: compressor={name} takes {', '.join(defaults) or 'nothing'}")
+        raise ValueError(
+            f"{unknown[0]}: compressor={name} has no such setting. Its settings: {', '.join(defaults) or 'none'}"
+        )
     return defaults | options
 
 

@@ -4,15 +4,16 @@
     model.register_comm_hook(*cpdrun.comm.ddp_hook(model, "e4m3", aps=True))
 
 Each rank of DDP's process group is one worker, in the order of the group. DDP passes its gradients in buckets during
-the backward pass. A thread of the hook exchanges one bucket after the other and completes the future that DDP waits
-for. Layers are identified by their parameter, not by bucket, because DDP rebuilds its buckets after the first step. So
-the state of a scaling rule or of error feedback stays with its layer, and each layer of a bucket has its own shift.
-Steps whose gradients DDP accumulates locally (no_sync) do not call the hook.
+the backward pass. The hook has a thread that exchanges one bucket after the other and completes the future that DDP
+waits for. On a GPU, the thread of the backward pass queues the exchange on the current stream instead.
 
-On a GPU, the thread of the backward pass queues the exchange on the current stream instead.
+DDP rebuilds its buckets after the first step, so the hook identifies layers by their parameter, not by bucket. The
+state of a scaling rule or of error feedback therefore stays with its layer, and each layer of a bucket has its own
+shift. DDP does not call the hook in steps whose gradients it accumulates locally (no_sync).
 
-The state of scaling and error feedback, and the step number, which determines stochastic rounding, belong in a
-checkpoint with the model: `state.state_dict()` and `state.load_state_dict(...)`.
+Save the state of the hook in checkpoints together with the model: `state.state_dict()` and
+`state.load_state_dict(...)`. It contains the state of scaling and error feedback, and the step number, which determines
+stochastic rounding.
 """
 
 import sys
@@ -38,11 +39,11 @@ from cpdrun.comm.sync.all_reduce import AllReduceSync
 from cpdrun.comm.wire.communicator import checked_group, new_group_like
 
 TensorFuture = torch.futures.Future[Tensor]
-DENSE = "make the embedding with sparse=False"
+DENSE = "create the embedding with sparse=False"
 
 
 class HookState:
-    """The state of a hook between buckets and steps. Each model has its own."""
+    """The state of a hook between buckets and steps. Each model needs its own `HookState`."""
 
     def __init__(self, sync: AllReduceSync | CompressorSync, parameters: Sequence[nn.Parameter]) -> None:
         self.sync = sync
@@ -64,7 +65,7 @@ class HookState:
         self._thread.submit(self.sync.load_state_dict, state["sync"]).result()
 
     def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
-        """Return the names of some of the model's parameters."""
+        """Return the names of the given parameters of the model."""
         return [self.sync.names[self._index[id(parameter)]] for parameter in parameters]
 
     def average(self, bucket: dist.GradBucket) -> Callable[[], Tensor]:
@@ -76,11 +77,14 @@ class HookState:
         buffer, parameters, step = bucket.buffer(), bucket.parameters(), self.step
         if any(id(parameter) not in self._index for parameter in parameters):
             raise ValueError(
-                "this ddp_hook was made for another model: make one for each, and register it on its own"
+                "this ddp_hook belongs to another model. Call ddp_hook once for each model and register its result "
+                "with the same model"
             )
         if buffer.layout != torch.strided:
             (name,) = self.names_of(parameters[:1])
-            raise ValueError(f"the gradient of {name} is sparse, ddp_hook sums dense ones: {DENSE}")
+            raise ValueError(
+                f"the gradient of {name} is sparse, but ddp_hook supports only dense gradients. Please {DENSE}"
+            )
         layers = [self._index[id(parameter)] for parameter in parameters]
         like = None if isinstance(self.sync, AllReduceSync) else bucket.gradients()
 
@@ -88,7 +92,7 @@ class HookState:
             values = buffer if buffer.dtype == torch.float32 else buffer.float()
             values.div_(self.sync.workers.world_size)
             gradients = values.split([parameter.numel() for parameter in parameters])
-            if like is not None:  # in the parameter's shape, whatever its memory format
+            if like is not None:  # Compressors need the shape of the parameter, in any memory format.
                 gradients = list(map(_in_shape_of, gradients, like))
             stacks = [gradient[None] for gradient in gradients]
             self.sync.reduce_layers(layers, stacks, step=step, epoch=0, out=gradients)
@@ -97,7 +101,7 @@ class HookState:
         return run
 
     def submit(self, work: Callable[[], Tensor], device: torch.device) -> TensorFuture:
-        """Run `work` after all earlier work. DDP's backward pass raises its exceptions."""
+        """Run `work` after all earlier work. If it raises an exception, DDP's backward pass raises the exception."""
         if device.type == "cuda":
             done: TensorFuture = torch.futures.Future(devices=[device])
             done.set_result(work())
@@ -134,15 +138,16 @@ def ddp_hook(
     Args:
         model: The DDP module, or the module that it wraps. It may be compiled.
         fmt: A format, its name, or a `Sum`.
-        compressor: Compress gradients instead of summing them in a format: a `Compressor` or a name such as "top_k",
-            "qsgd", "sign" or "power_sgd" (see conf/compressor). error_feedback is then True by default.
+        compressor: Compress gradients instead of summing them in a format. Pass a `Compressor` or a name such as
+            "top_k", "qsgd", "sign" or "power_sgd" (see conf/compressor). error_feedback is then True by default.
         aps: Whether to scale each layer with auto-precision scaling (APS).
         scaling: A scaling rule to use instead of APS.
-        full_precision_layers: Glob patterns of parameter names that stay in fp32, without DDP's "module." and
-            torch.compile's "_orig_mod.".
+        full_precision_layers: Glob patterns of the names of parameters that stay in fp32. Leave out the prefixes
+            "module." of DDP and "_orig_mod." of torch.compile.
         seed: The seed of stochastic rounding.
-        group: A group with the ranks of DDP's process group in the same order. None creates one, so that the hook's
-            messages are separate from other messages. If `model` is not the DDP module, it contains all ranks.
+        group: A group with the ranks of DDP's process group in the same order. None creates a new group, so that the
+            hook's messages are separate from other messages. If `model` is not the DDP module, the new group contains
+            all ranks.
         options: Settings of `Sum`, or of the compressor.
 
     Raises:
@@ -178,7 +183,8 @@ def make_ddp_hook(
 
     Args:
         model: The DDP module, or the module that it wraps.
-        make: Creates the synchronization from parameter names, the number of workers, and their group.
+        make: A function that creates the synchronization from the parameter names, the number of workers, and the
+            process group of the workers.
         group: The process group, see `ddp_hook`.
     """
     model = getattr(model, "_orig_mod", model)
@@ -206,12 +212,16 @@ def _check_kind(model: nn.Module) -> None:
         if fsdp and isinstance(module, fsdp.FullyShardedDataParallel | fsdp.FSDPModule):
             one_wrapper = isinstance(module, fsdp.FullyShardedDataParallel)
             kind = "FullyShardedDataParallel" if one_wrapper else "fully_shard (FSDP2)"
-            instead = "wrap the model in DistributedDataParallel" if one_wrapper else "take fsdp_comm"
+            instead = "wrap the model in DistributedDataParallel" if one_wrapper else "use fsdp_comm"
             raise ValueError(
-                f"ddp_hook cannot serve {kind}, which leaves a rank a part of each gradient: {instead}"
+                f"ddp_hook does not support {kind}, because each rank then has only a part of each gradient. Please "
+                f"{instead}"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ValueError(f"{name or 'the model'} has sparse gradients, ddp_hook sums dense ones: {DENSE}")
+            raise ValueError(
+                f"{name or 'the model'} has sparse gradients, but ddp_hook supports only dense gradients. Please "
+                f"{DENSE}"
+            )
 
 
 def _group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -221,7 +231,10 @@ def _group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.Process
     ranks = dist.get_process_group_ranks(model.process_group)
     if group is not None:
         if (others := dist.get_process_group_ranks(group)) != ranks:
-            raise ValueError(f"group holds ranks {others}, DDP's process group {ranks}: leave group out")
+            raise ValueError(
+                f"group contains the ranks {others}, but DDP's process group contains the ranks {ranks}. Leave group "
+                "out"
+            )
         return group
     return new_group_like(model.process_group)
 

@@ -5,21 +5,23 @@
     fully_shard(model)
     comm = cpdrun.comm.fsdp_comm(model, "e4m3", aps=True, gather="bf16")
 
-Each rank is one worker, in the order of the mesh. `fsdp_collectives.py` exchanges gradients and weights. On a mesh of R
-replicas x S shards (HSDP), the sum is hierarchical in groups of S: each replica's reduce-scatter, then an all-reduce
-over the replicas of the part that a rank owns. A rank's part of its replica's sum is brought back to float32, rounded
-with a shift that all R S ranks agree on, added in the order of replicas and sent to all of them, with 2 (R-1)/R n/S k/8
-bytes per rank. The bits are those of order=hierarchical, group_size=S over R S workers.
+Each rank is one worker, in the order of the mesh. `fsdp_collectives.py` exchanges gradients and weights.
 
-The interface of FSDP cannot replace torch's own all-reduce over replicas, which uses the gradients' dtype. Instead, the
-parameter groups are configured as sharded in one dimension, and the all-reduce hook, which torch calls after the
-reduce-scatter, computes the second level.
+On a mesh of R replicas x S shards (HSDP), gradients are summed in two levels, as with order=hierarchical, group_size=S
+over R S workers, and with the same bits. First, each replica computes the sum of its S ranks with a reduce-scatter.
+Then the ranks that own the same part compute the sum over the R replicas: each rank scales its part back to float32,
+rounds it with a shift that all R S ranks agree on, and the parts are added in the order of replicas and sent to all of
+these ranks. This second level sends 2 (R-1)/R n/S k/8 bytes per rank.
+
+FSDP's interface does not allow replacing torch's own all-reduce over replicas, which uses the dtype of the gradients.
+Therefore, the parameter groups are configured as if they were sharded in one dimension only, and the all-reduce hook,
+which torch calls after the reduce-scatter, computes the second level.
 
 Steps whose gradients are accumulated (set_requires_gradient_sync(False)) exchange nothing. Mixed-precision policies,
-activation checkpointing, torch.compile and every reshard_after_forward work as usual.
+activation checkpointing, torch.compile and every value of reshard_after_forward work as usual.
 
-The state of scaling, error feedback and differences, and the step number, belong in a checkpoint with the model:
-`comm.state_dict()` and `comm.load_state_dict(...)`.
+Save the state of `comm` in checkpoints together with the model: `comm.state_dict()` and `comm.load_state_dict(...)`. It
+contains the state of scaling, error feedback and differences, and the step number.
 
 Legend: R replicas, S shards, n_own elements of a parameter that a rank owns.
 """
@@ -53,16 +55,16 @@ from cpdrun.comm.workers import Workers
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks of a model.
+    """The ranks that train a model, and their process groups.
 
-    The groups are created for these exchanges only, so their messages are separate from other messages.
+    The groups are only used for these exchanges, so their messages are separate from other messages.
 
     Attributes:
         shards: The number of shards S.
         replicas: The number of replicas R.
-        group: The ranks of this rank's replica.
-        between: The ranks that own the same parts in all replicas.
-        everyone: All ranks.
+        group: The process group of the ranks in this rank's replica.
+        between: The process group of the ranks that own the same parts as this rank, one in each replica.
+        everyone: The process group of all ranks.
     """
 
     shards: int
@@ -72,19 +74,19 @@ class Mesh:
     everyone: dist.ProcessGroup | None = None
 
     def sum_of(self, how: Sum) -> Sum:
-        """Return the sum of one replica.
+        """Return the description of the sum that one replica computes.
 
         Raises:
-            ValueError: The mesh cannot compute this order.
+            ValueError: A sum over this mesh cannot have the given order.
         """
         if self.replicas == 1:
             return how
         hierarchical = how.order == "hierarchical" and how.group_size in (AUTO, self.shards)
         if not hierarchical:
             raise ValueError(
-                f"order={how.order}, group_size={how.group_size}: over {self.replicas} replicas of {self.shards} "
-                f"shards the sum is hierarchical, in groups of {self.shards}: take order=hierarchical, "
-                f"group_size={self.shards}"
+                f"order={how.order}, group_size={how.group_size}: a mesh of {self.replicas} replicas with "
+                f"{self.shards} shards each supports only a hierarchical sum in groups of {self.shards}. Set "
+                f"order=hierarchical, group_size={self.shards}"
             )
         return replace(how, order="rank", group_size=AUTO)
 
@@ -96,13 +98,15 @@ class Mesh:
             "rounding=stochastic": sync.sum.is_stochastic,
             "error_feedback=true": isinstance(sync.feedback, ErrorFeedback),
             "compat=cpd": sync.sum.compat is not None,
-            "a scaling rule that remembers": isinstance(sync.shifts.magnitudes, PreviousStep),
-            f"format {sync.sum.fmt}, which is decoded to be added": sync.sum.again is not None,
+            "a scaling rule with state": isinstance(sync.shifts.magnitudes, PreviousStep),
+            f"format {sync.sum.fmt}, whose values are added in float32": sync.sum.requantization is not None,
             f"order={sync.sum.order}": not sync.sum.ordering.is_defined,
         }
         for what, found in refused.items():
             if found:
-                raise ValueError(f"{what}: not over a mesh of replicas x shards; shard in one dimension")
+                raise ValueError(
+                    f"{what} is not supported over a mesh of replicas x shards. Shard the model in one dimension"
+                )
 
     def replicas_of(self, sync: AllReduceSync) -> "Replicas | None":
         """Return the second level of the sum, or None if there is only one replica."""
@@ -112,7 +116,8 @@ class Mesh:
 class Replicas:
     """The second level of the sum, for the parameters of one `fully_shard` call.
 
-    The first level sets `next`, which contains the parameters' names and FSDP's parameters.
+    The first level sets the attribute `next`: the names of the parameters whose gradients are ready, and FSDP's objects
+    of these parameters.
     """
 
     def __init__(self, mesh: Mesh, sync: AllReduceSync) -> None:
@@ -136,11 +141,11 @@ class Replicas:
 
     @torch.no_grad()
     def __call__(self, reduce_output: Tensor) -> None:
-        """Replace the padded parts that this rank owns by those of the sum over replicas. Collective."""
+        """Replace the padded parts that this rank owns by their sums over the replicas. Collective."""
         if not self.param_group.all_reduce_grads:
             raise ValueError(
-                "set_requires_all_reduce(False): gradients that are few bits are summed over replicas in every step; "
-                "call set_requires_gradient_sync(False)"
+                "set_requires_all_reduce(False) is not supported, because low-precision gradients must be summed over "
+                "the replicas in every step. To accumulate gradients, call set_requires_gradient_sync(False)"
             )
         names, params = self.next
         S, rank = self.mesh.shards, dist.get_rank(self.mesh.group)
@@ -153,7 +158,8 @@ class Replicas:
         for full, summation in ((False, self.in_format), (True, self.in_full)):
             chosen = [k for k, name in enumerate(names) if (name in self.sync.hybrid.always) == full]
             if chosen:
-                # The extra zero lets ranks that own nothing take part in the agreement.
+                # A rank that owns nothing must also take part in the agreement, so each rank adds a layer with one
+                # zero.
                 out = [*(mine[k] for k in chosen), values.new_zeros(1)]
                 stacks = [part.view(1, -1) for part in out]
                 done = summation.run(Layers([*(names[k] for k in chosen), "nothing"], stacks, out))
@@ -169,12 +175,16 @@ def mesh_of(param_groups: Sequence[Any]) -> Mesh:
         ValueError: There are no groups, or their meshes are not supported.
     """
     if not param_groups:
-        raise ValueError("the model has no module of fully_shard: call it on the layers and the model first")
+        raise ValueError(
+            "the model does not use fully_shard. Call fully_shard on the layers and on the model before fsdp_comm"
+        )
     infos = [group.mesh_info for group in param_groups]
     for group in param_groups:
         _check(group)
     if len({(type(info), info.mesh) for info in infos}) > 1:
-        raise ValueError("fully_shard over several meshes: fsdp_comm takes one for the whole model")
+        raise ValueError(
+            "the modules of the model use different meshes. Call fully_shard with the same mesh on all modules"
+        )
     (info, *_) = infos
     if type(info) is FSDPMeshInfo:
         return Mesh(info.shard_mesh_size, 1, new_group_like(info.shard_process_group))
@@ -194,28 +204,30 @@ def _check(param_group: Any) -> None:
     """Raise ValueError for parameter groups that are not supported."""
     info, params = param_group.mesh_info, param_group.fsdp_params
     if type(info) not in (FSDPMeshInfo, HSDPMeshInfo):
-        raise ValueError("replicate() shards nothing: take DistributedDataParallel and ddp_hook")
+        raise ValueError(
+            "fsdp_comm does not support replicate(), which shards nothing. Use DistributedDataParallel and ddp_hook"
+        )
     if info.shard_mesh_size == 1:
         raise ValueError(
-            "fully_shard in one process exchanges nothing: start more than one, or take DistributedDataParallel and "
-            "ddp_hook"
+            "fsdp_comm needs more than one process, because fully_shard exchanges nothing in a single process. Start "
+            "more processes, or use DistributedDataParallel and ddp_hook"
         )
     for p in params:
         what = None
         if getattr(info, "is_spmd_mesh", False) or p.is_dtensor:
-            what = "a parameter that is a DTensor already (tensor parallelism)"
+            what = "a parameter that is already a DTensor (tensor parallelism)"
         elif p.fsdp_placement.dim != 0:
-            what = "another dimension than the first: leave shard_placement_fn out"
+            what = "sharding along another dimension than the first. Leave shard_placement_fn out"
         elif p.offload_to_cpu:
-            what = "CPU offload: leave offload_policy out"
+            what = "CPU offload. Leave offload_policy out"
         elif hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather"):
-            what = "a parameter with an all-gather of its own"
+            what = "a parameter that has its own all-gather"
         if what:
-            raise ValueError(f"fsdp_comm: fully_shard with {what}")
+            raise ValueError(f"fsdp_comm does not support {what}")
 
 
 class FsdpComm:
-    """The exchange that `fsdp_comm` installs. Each model has its own."""
+    """The exchange that `fsdp_comm` installs in a model. Each model has its own `FsdpComm`."""
 
     def __init__(
         self, sync: AllReduceSync, scatters: Sequence["_Scatter"], gathers: Sequence[AllGather]
@@ -254,7 +266,10 @@ class FsdpComm:
 
 
 class _Scatter(ReduceScatter):
-    """The reduce-scatter of one of the model's `fully_shard` calls. `places` maps parameters to layers of the sum."""
+    """The reduce-scatter of one of the model's `fully_shard` calls.
+
+    `places` maps the id of each parameter to the index of its layer in the sum.
+    """
 
     def __init__(
         self,
@@ -292,27 +307,28 @@ def fsdp_comm(
     seed: int = 0,
     **options: Any,
 ) -> FsdpComm:
-    """Sum gradients and gather weights in number formats in a model that uses fully_shard. Collective.
+    """Make a model that uses fully_shard sum gradients and gather weights in number formats. Collective.
 
-    Call fully_shard on the layers and the root before. The gradients' bits are those of `ddp_hook` with the same
-    options.
+    Call fully_shard on the layers and on the model before this function. The gradients have the same bits as with
+    `ddp_hook` and the same options.
 
     Args:
         model: The model.
-        fmt: The format of the gradients' sum, its name, or a `Sum`.
-        aps: Whether to scale each parameter's gradients with auto-precision scaling (APS), and its weights if `gather`
-            has fewer than 8 exponent bits.
+        fmt: The format in which gradients are summed, its name, or a `Sum`.
+        aps: Whether to scale each parameter's gradients with auto-precision scaling (APS). The weights are scaled, too,
+            if `gather` has fewer than 8 exponent bits.
         scaling: A scaling rule for gradients to use instead of APS.
-        gather: The format of gathered weights. With fp32, torch gathers them in the policy's param_dtype.
-        differences: Whether to send the scaled difference from the latest gather.
-        full_precision_layers: Glob patterns of parameter names whose gradients and weights stay in fp32.
+        gather: The format of gathered weights. With fp32, torch gathers them in the param_dtype of the mixed-precision
+            policy.
+        differences: Whether to send the scaled difference from the latest gathered weights instead of the weights.
+        full_precision_layers: Glob patterns of the names of parameters whose gradients and weights stay in fp32.
         seed: The seed of stochastic rounding.
         options: Settings of `Sum`.
 
     Raises:
-        ValueError: Options do not fit together, the model does not use fully_shard or runs in one process, the mesh is
-            neither one-dimensional nor replicas x shards, parameters are divided along another dimension than the first
-            or have their own all-gather, or the model uses CPU offload.
+        ValueError: The options do not fit together, the model does not use fully_shard or runs in one process, the mesh
+            is neither one-dimensional nor replicas x shards, parameters are divided along another dimension than the
+            first or have their own all-gather, or the model uses CPU offload.
     """
     model = getattr(model, "_orig_mod", model)
     param_groups = [
@@ -371,7 +387,7 @@ def _install(
 
 
 def _names(model: nn.Module, param_group: Any) -> list[tuple[Any, str]]:
-    """Return FSDP's parameters with their names in the model."""
+    """Return pairs of FSDP's parameter object and the parameter's name in the model."""
     prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
     return [
         (p, unwrapped_name(prefixes[p._module_info.module] + p._module_info.param_name))

@@ -2,15 +2,19 @@
 
 Reduce-scatter: each rank sends shard r of its packed gradients to rank r, which adds them. FSDP passes the gradients of
 one `fully_shard` call together. Each parameter is divided along its first dimension into one part per rank, padded with
-zeros to equal size. Part r of all parameters follows part r-1. Each parameter is a separate layer with its own shift. A
-rank sends (N-1)/N n k/8 bytes. Its part of the sum has the same bits as in the whole sum of `AllReduceSync`.
+zeros to equal size. The buffer contains part 0 of all parameters, then part 1 of all parameters, and so on. Each
+parameter is a separate layer with its own shift. A rank sends (N-1)/N n k/8 bytes. The part of the sum that a rank
+receives has the same bits as in the whole sum of `AllReduceSync`.
 
 All-gather: each rank packs its part of the float32 weights, and all ranks decode the same bytes. The parameters of one
-`fully_shard` call are gathered together, each as a separate layer. The policy's param_dtype determines how decoded
-weights are stored, not what is sent. With differences, every rank keeps the latest decoded weights, whole and in
-float32. This takes the memory of an unsharded model, but FSDP's second gather for the backward pass sends no bytes. The
-first gather is then in fp32, and the next one follows when an optimizer has changed the part of any rank. If
-reshard_after_forward=<ranks>, the second gather of already gathered parts is FSDP's own.
+`fully_shard` call are gathered together, each as a separate layer. The param_dtype of the mixed-precision policy
+determines the dtype in which decoded weights are stored, not what is sent.
+
+With differences, every rank keeps the latest decoded weights of the whole model in float32. This takes the memory of an
+unsharded model, but the second gather, for the backward pass, sends no bytes. The first gather of the training is in
+fp32. Weights are gathered again when an optimizer has changed the part of any rank.
+
+With reshard_after_forward=<ranks>, FSDP itself gathers the parts for the backward pass.
 
 Legend: N ranks, P parameters, S the sum of the sizes of their padded parts.
 """
@@ -47,14 +51,14 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
 
     @abstractmethod
     def sum_of(self, params: Sequence[Any], ranks: int) -> tuple[AllReduceSync, Sequence[int]]:
-        """Return the sum of these parameters' gradients, and the indices of its layers."""
+        """Return the synchronization that sums these parameters' gradients, and their layer indices in it."""
 
     def workers(self, ranks: int) -> int:
-        """Return the number of gradients of which the mean is computed."""
+        """Return the number of gradients that are averaged."""
         return ranks
 
     def done(self, params: Sequence[Any]) -> None:
-        """Handle the end of a reduce-scatter. The base class does nothing."""
+        """Handle the end of a reduce-scatter. This method of the base class does nothing."""
 
     def trainable(self) -> list[Any]:
         """Return the parameters that require gradients."""
@@ -68,10 +72,14 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         return recording
 
     def reduced(self, numel: int, ranks: int) -> list[Any]:
-        """Return the parameters whose gradients have this number of padded values.
+        """Return the parameters whose gradients are in a reduced buffer.
+
+        Args:
+            numel: The number of values in the buffer, including padding.
+            ranks: The number of ranks.
 
         Raises:
-            ValueError: The parameters cannot be determined.
+            ValueError: The padded parameters do not have `numel` values in total.
         """
         params = self.trainable() if self._with_gradients is None else self._with_gradients
         if sum(padded_numel(p._orig_size, ranks) for p in params) * ranks != numel:
@@ -93,7 +101,10 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Reduce the gradients (N S,), which are overwritten, to this rank's part (S,)."""
+        """Write this rank's part (S,) of the summed gradients to `output_tensor`.
+
+        `input_tensor` contains the gradients (N S,) and is overwritten.
+        """
         N, rank = group.size(), group.rank()
         params = self.reduced(input_tensor.numel(), N)
         sync, layers = self.sum_of(params, N)
@@ -118,9 +129,10 @@ _scratches: dict[torch.dtype, Tensor] = {}
 
 
 def _scratch(numel: int, dtype: torch.dtype) -> Tensor:
-    """Return memory that all inputs share.
+    """Return an input buffer. All reduce-scatters on the CPU share its memory.
 
-    The CPU has read an input when the reduce-scatter is over, and allocating new memory takes longer than filling it.
+    This is safe because the CPU has read the input when a reduce-scatter ends. It is faster because allocating new
+    memory takes longer than filling it.
     """
     if dtype not in _scratches or _scratches[dtype].numel() < numel:
         _scratches[dtype] = torch.empty(numel, dtype=dtype)
@@ -129,21 +141,21 @@ def _scratch(numel: int, dtype: torch.dtype) -> Tensor:
 
 @lru_cache(maxsize=512)
 def rows_of(shapes: tuple[tuple[int, ...], ...], ranks: int) -> Sharding:
-    """Return `shard_by_rows`, computed once for each list of parameters."""
+    """Return the result of `shard_by_rows`, which is cached for each list of parameter shapes."""
     return shard_by_rows(shapes, ranks)
 
 
 def without_gradient(params: Sequence[Any]) -> str:
     """Return the error message for parameters without gradients."""
     return (
-        f"fully_shard: a parameter in the same call as {name_of(params[0])} has no gradient in this step, so the "
-        "parameters with gradients are unknown: use all parameters, freeze the others, or call "
-        "set_reduce_scatter_unused_params(True)"
+        f"fully_shard: some parameter in the same call as {name_of(params[0])} has no gradient in this step, and FSDP "
+        "does not report which parameters have gradients. Use all parameters in each step, freeze the unused ones, or "
+        "call set_reduce_scatter_unused_params(True)"
     )
 
 
 def name_of(param: Any) -> str:
-    """Return the name of one of FSDP's parameters, after the model has been called."""
+    """Return the name of one of FSDP's parameters. The name is known after the first forward pass."""
     return param._param_fqn or param._module_info.param_name
 
 
@@ -153,8 +165,8 @@ class AllGather(_fsdp_api.AllGather):
     Args:
         param_group: FSDP's group of parameters.
         names: The names of its parameters.
-        in_format: The gather in the format.
-        in_full: The gather in fp32.
+        in_format: Gathers weights in the format.
+        in_full: Gathers weights in fp32.
         covers: For each parameter, whether it is gathered in fp32.
     """
 
@@ -170,14 +182,16 @@ class AllGather(_fsdp_api.AllGather):
         self.in_format, self.in_full, self.covers = in_format, in_full, list(covers)
         self.ranks, self.rank = in_full.workers.ranks, in_full.workers.rank
         self.as_it_is = in_format.fmt.is_fp32
-        self.since = self.latest = Traffic()  # since the latest gradients, and before them
+        self.since = self.latest = (
+            Traffic()
+        )  # the bytes since the latest gradients, and the bytes before them
         params = param_group.fsdp_params
         self.shapes = [tuple(p._orig_size) for p in params]
         widths = [padded_numel(shape, self.ranks) for shape in self.shapes]
         self.begins = [sum(widths[:i]) for i in range(len(widths))]
         self.widths = widths
         self.decoded: Tensor | None = None  # (N, S) the latest decoded weights, with differences
-        self._seen: Tensor | None = None  # (S,) this rank's part of the weights that were gathered
+        self._seen: Tensor | None = None  # (S,) this rank's part of the weights at the latest gather
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -187,7 +201,9 @@ class AllGather(_fsdp_api.AllGather):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         """Gather the parts of all ranks. Collective."""
-        again = group.size() != self.ranks  # after the forward pass, from parts that are already gathered
+        again = (
+            group.size() != self.ranks
+        )  # the gather for the backward pass, from parts that are already gathered
         if self.as_it_is or again or output_tensor.dtype == torch.uint8:
             dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
             sent = (group.size() - 1) * input_tensor.nbytes
@@ -204,7 +220,7 @@ class AllGather(_fsdp_api.AllGather):
                 output_tensor.copy_(values)
 
     def counted(self) -> None:
-        """Assign the traffic until now to the gradients that have arrived."""
+        """Count the traffic until now as traffic of the step whose gradients have arrived."""
         self.latest, self.since = self.since, Traffic()
 
     # ---- differences
@@ -226,13 +242,13 @@ class AllGather(_fsdp_api.AllGather):
         return torch.cat([p._sharded_param_data for p in self._params])
 
     def _is_current(self) -> bool:
-        """Return whether this rank's parts are those that were gathered last, bit for bit."""
+        """Return whether this rank's parts are unchanged, bit for bit, since the latest gather."""
         if self._seen is None:
             return False
         return torch.equal(self._seen.view(torch.uint8), self._mine().view(torch.uint8))
 
     def _any_changed(self, device: torch.device) -> bool:
-        """Return whether the parts of any rank have changed since they were gathered. Collective."""
+        """Return whether the parts of any rank have changed since the latest gather. Collective."""
         mine = torch.tensor(int(not self._is_current()), dtype=torch.int32, device=device)
         Communicator(self.in_full.workers.group).maximum_(mine).wait()
         self.since += Traffic(4, 4)
@@ -245,7 +261,10 @@ class AllGather(_fsdp_api.AllGather):
         return self.param_group.fsdp_params
 
     def _run(self, values_NxS: Tensor, kind: WeightGather, every: bool = False) -> None:
-        """Gather all ranks' parts to values_NxS. If `every` is true, all parameters are gathered in the same way."""
+        """Gather the parts of all ranks and write them to `values_NxS`.
+
+        If `every` is true, `kind` gathers all parameters, including those that are usually gathered in fp32.
+        """
         for full in (False, True):
             chosen = [i for i in range(len(self.names)) if (self.covers[i] and not every) == full]
             if chosen:
@@ -276,7 +295,7 @@ class AllGather(_fsdp_api.AllGather):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the latest decoded weights, whole and by name."""
+        """Return the latest decoded weights of whole parameters by name."""
         if self.decoded is None:
             return {}
         parts = zip(self.names, self.shapes, self.decoded.split(self.widths, dim=1), strict=True)

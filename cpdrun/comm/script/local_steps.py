@@ -36,28 +36,29 @@ from cpdrun.comm.sync.local import OuterStep, make_all_reduce_sync
 
 
 class LocalSteps:
-    """Outer steps of the model's parameters that require gradients. Every rank of the group must create one.
+    """Performs outer steps on the model's trainable parameters. Every rank of the group must create a `LocalSteps`.
 
-    At first, all ranks receive the weights and buffers of the group's first rank. After that, buffers (BatchNorm) are
-    separate. Agreed weights are stored in float32. Parameters may have fewer bits.
+    When it is created, all ranks receive the weights and buffers of the group's first rank. After that, each rank has
+    its own buffers (BatchNorm). The agreed weights, from which all ranks continue after an outer step, are stored in
+    float32, even if the dtype of the parameters has fewer bits.
 
     Args:
         model: The model, not wrapped in DDP or FSDP.
-        fmt_or_compressor: A format, its name, a `Sum`, or a `Compressor`. Pseudo-gradients are summed in a format or
-            sent as the messages of a compressor.
+        fmt_or_compressor: A format, its name, or a `Sum`, in which the pseudo-gradients are summed; or a `Compressor`,
+            whose messages contain the pseudo-gradients.
         compressor: A compressor, or its name, such as "top_k", "qsgd" or "sign" (see conf/compressor).
         inner_steps: The number of steps between two outer steps.
         outer_lr: The learning rate of the outer optimizer. The defaults are those of DiLoCo. outer_lr=1 and
             outer_momentum=0 average the weights.
         outer_momentum: The momentum of the outer optimizer.
-        nesterov: Whether the momentum is of Nesterov's kind.
+        nesterov: Whether to use Nesterov momentum.
         aps: Whether to scale each layer with auto-precision scaling (APS).
         scaling: A scaling rule to use instead of APS.
-        full_precision_layers: Glob patterns of parameter names that stay in fp32.
+        full_precision_layers: Glob patterns of the names of parameters whose pseudo-gradients stay in fp32.
         seed: The seed of stochastic rounding.
         group: The group of the ranks that train. None means all ranks.
-        options: Settings of `Sum`, or of the compressor. error_feedback is True unless it or a `Sum` is given: the
-            rounding or compression error of a worker's change is added to its next one.
+        options: Settings of `Sum`, or of the compressor. `error_feedback` is True by default, except with a `Sum`: the
+            rounding or compression error of a worker's pseudo-gradient is added to its next pseudo-gradient.
 
     Raises:
         ValueError: Settings are out of range or do not fit together, or DDP or FSDP already synchronizes the model.
@@ -134,15 +135,15 @@ class LocalSteps:
         return self._outer_step(last=False)
 
     def finish(self) -> None:
-        """Perform an outer step after the last step, unless there were no steps since the latest one. Collective."""
+        """Perform an outer step at the end of training, unless the last step was followed by one. Collective."""
         if self.step % self.outer.inner_steps:
             self._outer_step(last=True)
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Give the model the agreed weights inside a `with` block, for evaluation.
+        """Replace the model's weights by the agreed weights inside a `with` block, for evaluation.
 
-        The agreed weights are those of the latest outer step.
+        The agreed weights are the result of the latest outer step.
         """
         own = [p.data for p in self.parameters]
         for p, agreed in zip(self.parameters, self.outer.agreed, strict=True):
@@ -154,7 +155,10 @@ class LocalSteps:
                 p.data = weights
 
     def wire_bytes(self) -> dict[str, int]:
-        """Return the payload bytes of the latest step, as `GradientSync.wire_bytes` does; 0 without an outer step."""
+        """Return the payload bytes of the latest step, as `GradientSync.wire_bytes` does.
+
+        The number is 0 if no outer step followed the latest step.
+        """
         return self.outer.wire_bytes()
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,7 +168,7 @@ class LocalSteps:
         different on each rank and are not included. The state contains only tensors, numbers, strings, lists and
         dictionaries, so `torch.load(weights_only=True)` can read it.
         """
-        mine = {worker: [p.detach().clone() for p in self.parameters] for worker in self.workers.mine}
+        mine = {worker: [p.detach().clone() for p in self.parameters] for worker in self.workers.local}
         return {"step": self.step, "weights": self.workers.gather(mine), "outer": self.outer.state_dict()}
 
     @torch.no_grad()
@@ -175,10 +179,11 @@ class LocalSteps:
         """
         if len(state["weights"]) != self.world_size:
             raise ValueError(
-                f"the state is of {len(state['weights'])} ranks, these are {self.world_size}: each has its own weights"
+                f"the state was saved by {len(state['weights'])} ranks, but there are {self.world_size} ranks now. Use "
+                "the same number, because each rank has its own weights"
             )
         self.step = state["step"]
-        (worker,) = self.workers.mine
+        (worker,) = self.workers.local
         for p, kept in zip(self.parameters, state["weights"][worker], strict=True):
             p.copy_(kept)
         self.outer.load_state_dict(state["outer"])
@@ -200,7 +205,9 @@ def _take_from(first: int, tensor: Tensor, group: dist.ProcessGroup | None) -> N
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters by name, without the parts that torch.compile and activation checkpointing add.
+    """Return the trainable parameters by name.
+
+    The names do not contain the parts that torch.compile and activation checkpointing add.
 
     Raises:
         ValueError: The model is not supported.
@@ -208,8 +215,8 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             raise ValueError(
-                "LocalSteps takes the place of DistributedDataParallel, which would average every gradient: pass the "
-                "model without it"
+                "the model is wrapped in DistributedDataParallel, which would average the gradients of every step. "
+                "Pass the model itself, because LocalSteps replaces DistributedDataParallel"
             )
     found = {unwrapped_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
@@ -218,6 +225,6 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
         if hasattr(p, "placements") or not p.is_floating_point():
             kind = "sharded" if hasattr(p, "placements") else f"of dtype {p.dtype}"
             raise ValueError(
-                f"{name} is {kind}: LocalSteps is for ranks that each hold a whole model of floats"
+                f"{name} is {kind}, but LocalSteps needs a whole model with floating-point parameters on each rank"
             )
     return found

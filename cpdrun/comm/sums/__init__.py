@@ -14,15 +14,15 @@ def summation_of(
     """Return the object that computes a sum of workers' gradients.
 
     Args:
-        what: The sum.
+        what: The description of the sum.
         workers: The workers whose gradients are added.
         shifts: The scaling rule with its state. None means no scaling.
-        agreeing: The workers whose largest magnitudes determine the shifts, if they are not `workers`.
+        agreeing: The workers whose largest magnitudes determine the shifts, by default `workers`.
 
     Raises:
         ValueError: The settings do not fit together.
     """
-    if what.again:
+    if what.requantization:
         kind: type[Summation] = RequantizedSum
     else:
         kind = RoundedSum if what.ordering.is_defined else NativeSum

@@ -1,9 +1,9 @@
-"""Elementwise steps of a sum: scaled rounding, packing and adding, in terms of `custom_fp`.
+"""Elementwise steps of a sum, computed with `custom_fp`: scaled rounding, packing and adding.
 
-The exchange between processes and the emulation in one process share this module. Only the exchange packs.
+The exchange between processes and the emulation in one process share this module. Only the exchange packs values.
 
-`compat=cpd` adds gradients as the code of the authors of APS does (github.com/drcut/CPD, ddd9a67). That code differs
-from ours in two ways. The steps are those of `rounded_sum.py`.
+`compat=cpd` adds gradients as the APS authors' code does (github.com/drcut/CPD, ddd9a67). That code differs
+from the steps of `rounded_sum.py` in two ways:
 
     without APS   normal_sum_gradients and kahan_sum_gradients add the workers' unrounded values: acc = Q(acc + g_w),
                   where the addition is in float32. Such values do not fit in k bits, so gradients travel in float32.
@@ -12,10 +12,13 @@ from ours in two ways. The steps are those of `rounded_sum.py`.
     Kahan         Only the second of two levels, between nodes, uses Kahan summation. A node adds its own workers
                   plainly (example/ResNet18/tools/mix.py).
 
-The following errors of that code are not reproduced: E of APS is computed with a float32 log2, which is too small by
-one just above some powers of two. An all-zero layer becomes NaN. Shifts exceed 2^127. Its cast decides ties of
-subnormals without the bits that were shifted out, does not overflow values that are rounded past the largest one, and
-flushes float32 subnormals to zero.
+The following errors of that code are not reproduced:
+
+    - It computes E of APS with a float32 log2, which is too small by one just above some powers of two.
+    - An all-zero layer becomes NaN.
+    - A scale may exceed 2^127.
+    - Its rounding decides ties of subnormals without the bits that were shifted out, does not overflow values that are
+      rounded past the largest one, and flushes float32 subnormals to zero.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from cpdrun.comm.sums.sum import RandomStream, Sum
 
 
 def _rounding_options(sum: Sum, stream: RandomStream | None) -> dict[str, Any]:
-    """Return the rounding options of custom_fp's functions. Stochastic rounding needs a random stream."""
+    """Return the rounding options for functions of custom_fp. Stochastic rounding needs a random stream."""
     rule: dict[str, Any] = {"rounding": sum.rounding, "overflow": sum.overflow}
     return rule if stream is None else rule | {"seed": stream.seed(), "offset": stream.start}
 
@@ -55,13 +58,20 @@ def quantize_scaled(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None
 
 
 def _float32_will_do(shift: int, sum: Sum) -> bool:
-    """Return whether rounding x * 2^shift computed in float32 gives the same value as rounding the exact product.
+    """Return whether the product x * 2^shift may be computed in float32 before it is rounded to the format.
 
-    2^shift must be a normal number, and the rounding must be to nearest. If the shift is positive, only values that
-    overflow in any format are inexact; overflow=propagate distinguishes them from infinity. If it is negative, products
-    under 2^-126 lose bits below 2^-149. They are rounded to zero in a format whose smallest value is above 2^-120.
-    Otherwise, float64 is used, which represents the product of any float32 and any shift. Formats of other kinds, such
-    as posits, may distinguish finite values from infinity and the smallest value from zero, so they use float64, too.
+    The result must be the same as for the exact product. This requires that 2^shift is a normal float32 number and that
+    values are rounded to nearest. The float32 product is then inexact in two cases, neither of which changes the
+    result:
+
+        shift > 0   The product overflows. It would overflow in the format, too. (With overflow=propagate, the result
+                    would differ, because the product counts as infinity.)
+        shift < 0   The product is below 2^-126 and loses bits below 2^-149. It is rounded to zero in any case if the
+                    smallest value of the format is above 2^-120.
+
+    In all other cases, float64 is used, which represents the product of any float32 value and any shift exactly.
+    Formats that are not binary floating-point formats, such as posits, always use float64, because they may round large
+    finite values differently from infinity, and tiny values differently from zero.
     """
     if sum.fmt.exponent_bits is None:
         return False
@@ -72,7 +82,7 @@ def _float32_will_do(shift: int, sum: Sum) -> bool:
 
 
 def accumulate(values: Sequence[Tensor], sum: Sum, stream: RandomStream | None = None) -> Tensor:
-    """Add values of the format in the given order, and round every partial sum to the format.
+    """Return the sum of values of the format, added in the given order. Every partial sum is rounded to the format.
 
     If the order of the sum adds all values at once, only the result is rounded.
     """
@@ -85,22 +95,23 @@ def accumulate(values: Sequence[Tensor], sum: Sum, stream: RandomStream | None =
 
 
 def round_and_pack(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None, *, out: Tensor) -> None:
-    """Write pack(Q(x * 2^shift)) to `out`."""
+    """Write the packed values Q(x * 2^shift) to `out`."""
     custom_fp.pack(x, sum.fmt, shift=shift, out=out, **_rounding_options(sum, stream))
 
 
 def add_packed(
     payloads: Sequence[Tensor], numel: int, sum: Sum, stream: RandomStream | None, *, out: Tensor
 ) -> None:
-    """Write pack(accumulate(unpacked payloads)) to `out`, adding in the given order."""
+    """Unpack the payloads, add them in the given order, and write the packed sum to `out`."""
     how = {"kahan": sum.kahan, **sum.ordering.accumulate_options, **_rounding_options(sum, stream)}
     custom_fp.accumulate_packed(payloads, sum.fmt, numel, out=out, **how)
 
 
 def add_unrounded(values: Sequence[Tensor], fmt: NumberFormat, *, kahan: bool) -> Tensor:
-    """Add float32 values in the given order.
+    """Return the sum of float32 values that are not rounded to the format before they are added.
 
-    Each addition is computed in float32 and then rounded to the format, to nearest even.
+    The values are added in the given order. Each addition is computed in float32 and then rounded to the format, to
+    nearest even.
     """
 
     def rounded(x: Tensor) -> Tensor:
@@ -115,6 +126,8 @@ def add_unrounded(values: Sequence[Tensor], fmt: NumberFormat, *, kahan: bool) -
         corrected = rounded(value - lost)
         new_total = rounded(total + corrected)
         lost = rounded(rounded(new_total - total) - corrected)
-        lost = torch.where(torch.isfinite(new_total), lost, 0.0)  # as in custom_fp.accumulate: inf stays inf
+        lost = torch.where(
+            torch.isfinite(new_total), lost, 0.0
+        )  # so that inf stays inf, as in custom_fp.accumulate
         total = new_total
     return total

@@ -5,16 +5,17 @@ payloads, adds them in the order of the sum, packs the sum and sends it to all r
 unpack the same bytes. With one worker per rank, each rank sends 2 (N-1)/N n k/8 bytes.
 `cpdrun.comm.wire.message_layout` defines the messages.
 
-A shard is sent in segments. They pass through three stages that are a few segments apart, so that rounding, packing and
-adding overlap with communication: (A) round, pack, send; (B) receive, add, pack, send; (C) receive, unpack.
+A shard is sent in segments. Each segment passes through three stages: (A) round, pack, send; (B) receive, add, pack,
+send; (C) receive, unpack. The stages of different segments overlap, so that rounding, packing and adding overlap with
+communication.
 
-If the sum stays in shards, only the reduce-scatter is done: the owner unpacks the sum that it packed, and keeps it.
-Each rank then sends (N-1)/N n k/8 bytes. Each element has the same bits as in the whole sum.
+If the sum stays in shards, only the reduce-scatter is performed: the owner unpacks the sum that it packed, and keeps
+it. Each rank then sends (N-1)/N n k/8 bytes. Each element has the same bits as in the whole sum.
 
-All orders use the same messages. The order is the one in which the owner adds. With several levels (groups, pairs), the
-owner adds each group and then the groups' sums. Those have their own shifts, which depend on all of them. So the middle
-stage is divided at each level: the sums of a level are kept as float32 gradients until the ranks have agreed on the
-shifts of the next level.
+All orders of summation use the same messages. The order only determines how the owner adds. In an order with several
+levels (groups, pairs), the owner adds each group and then the groups' sums. The groups' sums have their own shifts,
+which depend on the sums of all groups. So stage B is divided at each level: the sums of a level are kept as float32
+gradients until the ranks have agreed on the shifts of the next level.
 
 Legend: N workers, P ranks, L = N/P workers of this rank, T segments, B bytes of a worker's segment.
 """
@@ -41,15 +42,16 @@ from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.wire.message_layout import Layout, PackedSlice, Sharding, Slice
 from cpdrun.comm.wire.transport import Transport, transport_for
 
-SEGMENT_VALUES = 512 * 1024  # Smaller segments mean more messages; larger ones mean less overlap.
-LAG = 2  # number of segments between two stages
+# The number of values of a segment. Smaller segments need more messages. With larger ones, the stages overlap less.
+SEGMENT_VALUES = 512 * 1024
+LAG = 2  # the number of segments by which each stage follows the stage before
 
 layout_of = lru_cache(maxsize=512)(Layout)  # DDP needs one layout per bucket.
 _transports: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Transport]] = WeakKeyDictionary()
 
 
 def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
-    """Return the transport of a process group. All sums share its buffers, one sum at a time."""
+    """Return the transport of a process group. Sums use its buffers one after the other."""
     of_group = _transports.setdefault(group or checked_group(dist.group.WORLD), {})
     if device not in of_group:
         of_group[device] = transport_for(group, device)
@@ -57,7 +59,7 @@ def transport_of(group: dist.ProcessGroup | None, device: torch.device) -> Trans
 
 
 class Exchange:
-    """A running sum in an order of one level."""
+    """The computation of one sum between ranks, in an order of one level."""
 
     def __init__(self, summation: Summation, layers: Layers) -> None:
         self.summation, self.layers, self.workers = summation, layers, summation.workers
@@ -72,8 +74,10 @@ class Exchange:
         if layers.shards:
             owned = layers.shards.sharding.by_rank(ranks)
             self.begins = [part.start for part in owned.owned_by(self.workers.rank, len(layers.names))]
-        self.my_pieces = self.layout.pieces[self.workers.rank]  # for each segment
-        self.agreed = 0  # number of exchanged magnitudes
+        self.my_pieces = self.layout.pieces[
+            self.workers.rank
+        ]  # the pieces of each segment of this rank's shard
+        self.agreed = 0  # the number of exchanged magnitudes
 
     def run(self) -> SumReport:
         """Compute the sums. Collective.
@@ -94,7 +98,7 @@ class Exchange:
     def _agree_first(self) -> None:
         """Prepare the agreement on the first level's shifts.
 
-        With one level, the ranks agree when the segments need it.
+        In an order of one level, the ranks agree on the shifts of a segment shortly before the segment needs them.
         """
         summation, nothing = self.summation, self.layers.stacks[0].new_zeros(())
 
@@ -119,18 +123,18 @@ class Exchange:
 
     @property
     def _to_all(self) -> list[Callable[[int], None]]:
-        """The last stage, if there is one."""
+        """The last stage, or an empty list if the sum stays in shards."""
         return [] if self.stays else [self._unpack]
 
     def _pipeline(self, *stages: Callable[[int], None]) -> None:
         pipeline(self.layout.segments, *stages)
 
     def _agree(self, level: Level, mine: Callable[[range, int], list[Tensor]]) -> list[list[int]]:
-        """Return shifts[j][p] for the level's group j and layer p, from one agreement.
+        """Return shifts[j][p] for group j of a level and layer p. The ranks agree once on all of them. Collective.
 
         Args:
             level: The level.
-            mine: Returns this rank's values of a group and a layer.
+            mine: A function that returns this rank's values of a given group and layer.
         """
         names, nothing = self.layers.names, self.layers.stacks[0].new_zeros(())
         shifts, agreed = self.summation.shifts.of_level(
@@ -149,7 +153,7 @@ class Exchange:
         if self.prefetched:
             self.prefetched.settle(t)
         for owner in range(self.workers.ranks):
-            for i, worker in enumerate(self.workers.mine):
+            for i, worker in enumerate(self.workers.local):
                 shifts = self.shifts[self.summation.group_of(worker)]
                 message = self.transport.outgoing(t, owner, i)
                 for piece in self.layout.pieces[owner][t]:
@@ -208,9 +212,9 @@ class Exchange:
     def _random_stream(
         self, level: Level, j: int, piece: PackedSlice, stage: str, index: int = 0, start: int | None = None
     ) -> RandomStream | None:
-        """Return the random numbers of one rounding.
+        """Return the stream of random numbers for one rounding.
 
-        They begin at `start` in the layer, by default at the slice's first element.
+        The stream begins at element `start` of the layer, by default at the first element of the slice.
         """
         layer = self.layers.names[piece.layer] + level.marks[j]
         start = piece.start if start is None else start
@@ -218,7 +222,7 @@ class Exchange:
 
 
 def pipeline(segments: int, *stages: Callable[[int], None]) -> None:
-    """Run the stages of all segments in order. Each stage runs `LAG` segments after the stage before."""
+    """Run all stages of all segments. Each stage is `LAG` segments behind the previous stage."""
     for i in range(segments + LAG * (len(stages) - 1)):
         for depth, stage in enumerate(stages):
             if 0 <= i - depth * LAG < segments:
@@ -227,9 +231,9 @@ def pipeline(segments: int, *stages: Callable[[int], None]) -> None:
 
 @lru_cache(maxsize=512)
 def _of_one_order(shards: Shards, ordering: Order, n_workers: int, ranks: int) -> Sharding:
-    """Divide each rank's slices so that all elements of a slice are added in one order.
+    """Divide each rank's slices so that all elements of a slice are added in the same order.
 
-    Slices are not divided further, so they need not begin at a whole byte of their layer.
+    The resulting slices are packed separately, so they may begin at any element of their layer.
     """
     owned = shards.sharding.by_rank(ranks).slices
     return Sharding(
@@ -250,10 +254,10 @@ def _largest(tensors: Sequence[Tensor], nothing: Tensor) -> Tensor:
 
 
 class LevelsExchange(Exchange):
-    """A running sum in an order of several levels."""
+    """The computation of one sum between ranks, in an order of several levels."""
 
     def _agree_first(self) -> None:
-        self.prefetched, mine = None, self.workers.mine
+        self.prefetched, mine = None, self.workers.local
         self.shifts = self._agree(
             self.first,
             lambda group, p: [
@@ -262,7 +266,7 @@ class LevelsExchange(Exchange):
         )
 
     def _add_up(self) -> None:
-        self.kept: list[list[list[Tensor]]] = []  # float32 sums by segment, group, slice
+        self.kept: list[list[list[Tensor]]] = []  # the float32 sum of each segment, group and slice
         self._pipeline(self._send_to_owners, self._add_workers)
         for level in self.above[:-1]:
             self._add_kept(level, self._agree_on_kept(level))
@@ -270,7 +274,7 @@ class LevelsExchange(Exchange):
         self._pipeline(self._add_last, *self._to_all)
 
     def _agree_on_kept(self, level: Level) -> list[list[int]]:
-        """Return the shifts of a level whose groups add the kept sums of the level below."""
+        """Return the shifts of a level whose groups add the sums in `kept`, which the level below computed."""
         kept: list[list[list[Tensor]]] = [[[] for _ in self.layers.names] for _ in self.kept[0]]
         for pieces, sums_of_groups in zip(self.my_pieces, self.kept, strict=True):
             for of_layers, sums in zip(kept, sums_of_groups, strict=True):
@@ -314,7 +318,7 @@ class LevelsExchange(Exchange):
         self._pass_on(t)
 
     def _total(self, level: Level, j: int, t: int, k: int, shift: int) -> Tensor:
-        """Return the sum, in the format, of the values that the level's group j adds for slice k of a segment."""
+        """Return the sum, in the format, of the values that group j of a level adds for slice k of segment t."""
         piece, below = self.my_pieces[t][k], self.kept[t]
         values = [
             codec.quantize_scaled(

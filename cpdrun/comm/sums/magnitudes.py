@@ -1,12 +1,13 @@
-"""The largest magnitude max|g| of each layer, computed and agreed on by the ranks. Scaling rules depend on it.
+"""Computation of the largest magnitude max|g| of each layer, and the agreement of the ranks on it, for scaling rules.
 
 In the APS paper, workers agree on an exponent of 8 bits. The exponent E of a float32 gradient ranges from -149 to 128 +
-ceil(log2 N), which is more values than 8 bits have, so a very small or large layer would get a wrong shift. Here, the
-ranks agree on max|g| itself. Its float32 bit pattern is reduced in one int32 MAX all-reduce for all layers, because the
-bit patterns of non-negative floats have the order of the floats. Each rank computes the same E from it, exactly, for
-subnormals too.
+ceil(log2 N), which does not fit in 8 bits, so a very small or large layer would get a wrong shift. Here, the ranks
+agree on max|g| itself. One int32 MAX all-reduce reduces its float32 bit pattern for all layers, because the bit
+patterns of non-negative floats have the same order as the floats. Each rank then computes the same E from the agreed
+magnitude. The result is exact, for subnormals too.
 
-inf and NaN are ignored: a layer's magnitude is that of its finite elements, or 0 if all of them are zero.
+inf and NaN are ignored: the magnitude of a layer is the largest magnitude of its finite elements. It is 0 if they are
+all zero.
 """
 
 import math
@@ -24,10 +25,10 @@ from cpdrun.comm.workers import Workers
 
 
 def largest_magnitude(x: Tensor) -> Tensor:
-    """Return max|x| over the finite elements of a float32 tensor, exact, as a 0-d tensor. It is 0 if there are none."""
+    """Return max|x| over the finite elements of a float32 tensor, as a 0-d tensor. It is 0 if there are none."""
     if x.numel() == 0:
         return x.new_zeros(())
-    if not x.is_cuda:  # one pass and no temporary; on a GPU, the test would synchronize
+    if not x.is_cuda:  # This needs one pass and no temporary tensor. On a GPU, the test would synchronize.
         low, high = torch.aminmax(x)
         if torch.isfinite(magnitude := torch.maximum(-low, high)):
             return magnitude
@@ -44,15 +45,18 @@ def sum_exponent(magnitude: float, summands: int) -> int:
 
 
 def agreement_bytes(values: int, machines: int) -> int:
-    """Return the bytes that each machine sends to agree on magnitudes in a ring all-reduce of int32, rounded up."""
+    """Return the number of bytes, rounded up, that each machine sends in a ring all-reduce of this many int32 values.
+
+    The machines use such an all-reduce to agree on magnitudes.
+    """
     return ceil_div(2 * (machines - 1) * 4 * values, machines)
 
 
 class Agreement:
-    """The largest of all ranks' magnitudes. They are only exchanged if they are needed.
+    """The agreement on the largest magnitude of each layer over all ranks. It is only computed if it is needed.
 
     Args:
-        local: Computes this rank's `largest_magnitude` of each layer.
+        local: A function that computes this rank's `largest_magnitude` of each layer.
         workers: The workers whose ranks take part.
     """
 
@@ -64,12 +68,13 @@ class Agreement:
         self._values: list[float] | None = None
 
     def start(self) -> None:
-        """Start the exchange. `wait` completes it, immediately or steps later. Collective."""
+        """Start the exchange. A call of `wait` completes it, possibly in a later step. Collective."""
         if self._bits is not None:
             return
         assert self._local is not None
         self._bits = torch.stack(list(self._local())).view(torch.int32)
-        self._local = None  # It keeps the gradients alive, and the agreement may be kept for a step.
+        # The function references the gradients, which must be freed even if the agreement is kept until the next step.
+        self._local = None
         if self._workers.ranks > 1:
             self._work = Communicator(self._workers.group).maximum_(self._bits)
 
@@ -85,24 +90,24 @@ class Agreement:
 
     @property
     def agreed(self) -> int:
-        """The number of exchanged magnitudes, or 0 if none were needed."""
+        """The number of exchanged magnitudes, which is 0 if none were needed."""
         return 0 if self._bits is None else self._bits.numel()
 
 
 class Magnitudes(ABC):
-    """The magnitudes that a scaling rule uses, with the state that they need between steps."""
+    """The source of the magnitudes that a scaling rule uses, with its state between steps."""
 
-    asks: ClassVar[bool] = True  # whether ranks exchange any magnitudes
+    needs_agreement: ClassVar[bool] = True  # whether ranks exchange any magnitudes
 
     @abstractmethod
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         """Return one magnitude for each label. May be collective.
 
         Args:
-            labels: Names of layers, each with the mark of its group of workers. Remembered magnitudes are stored by
-                label.
+            labels: The name of each layer, with a suffix that identifies the group of workers. The magnitudes of
+                previous steps are stored by label.
             agreement: The agreement on this step's magnitudes.
-            first: The position of the first label's magnitude in the agreement.
+            first: The index of the first label's magnitude in the agreement.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,26 +120,26 @@ class Magnitudes(ABC):
 
 
 class NoMagnitudes(Magnitudes):
-    """Magnitudes for rules that need none. They are 0, and nothing is exchanged."""
+    """A source for rules that need no magnitudes. All magnitudes are 0, and nothing is exchanged."""
 
-    asks = False
+    needs_agreement = False
 
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         return [0.0] * len(labels)
 
 
 class CurrentStep(Magnitudes):
-    """Magnitudes of the gradients that are about to be sent. All ranks wait for the agreement."""
+    """A source that uses the gradients of the current step. All ranks wait for the agreement before they send."""
 
     def of(self, labels: Sequence[str], agreement: Agreement, first: int) -> list[float]:
         return agreement.wait()[first : first + len(labels)]
 
 
 class PreviousStep(Magnitudes):
-    """Magnitudes of the previous step, so that no rank waits before it sends.
+    """A source that uses the gradients of the previous step, so that no rank waits before it sends.
 
-    The agreement of this step travels next to the gradients and is used in the next step. If a layer is new, or its
-    gradient was all zero, the ranks agree on its magnitude immediately.
+    The ranks agree on the magnitudes of the current step while they exchange its gradients, and use them in the next
+    step. If a layer is new, or all its previous gradients were zero, the ranks agree on its magnitude immediately.
     """
 
     def __init__(self) -> None:

@@ -4,25 +4,26 @@ Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (arXiv:1511.04
 codebook with their scale. For each layer, with the gradients g_w of N workers and the format's quantization Q, which
 chooses scales from the values it rounds:
 
-    q_w = Q(g_w)                                       every worker encodes its gradient; codes and scales are sent
-    s_0 = +0 + q_0                                     decoded, and added in float32, in worker order:
-    s_w = Q(s_{w-1}) + q_w     requantise=hop          each partial sum is sent in the format, as in a ring
-    s_w = s_{w-1} + q_w        requantise=once         one owner adds them all
-    result = Q(s_{N-1})                                encoded once by its owner; everyone decodes these bytes
+    q_w = Q(g_w)                                       Each worker encodes its gradient and sends codes and scales.
+    s_0 = +0 + q_0                                     The owner decodes them and adds in float32, in worker order.
+    s_w = Q(s_{w-1}) + q_w     with requantise=hop     Each partial sum is quantized, as in a ring.
+    s_w = s_{w-1} + q_w        with requantise=once    Partial sums stay in float32.
+    result = Q(s_{N-1})                                The owner encodes the result, and all ranks decode these bytes.
 
-So all ranks get the same bits, which equal those of one process that emulates all workers. In the original, every rank
-adds the gradients of the others to its own exact gradient, so each rank ends with different weights.
+So all ranks get the same bits, which equal those of one process that emulates all workers. In Dettmers' version, every
+rank adds the gradients of the others to its own exact gradient, so each rank ends with different weights.
 
-The same formulas hold without scales (any `Format`). requantise=hop then equals order=rank of `rounded_sum.py`, bit for
-bit, for up to 10 mantissa bits. A block or tensor that contains inf or NaN is NaN in the result (see custom_fp.scaled).
+The same formulas apply to formats without scales (any `Format`). With up to 10 mantissa bits, requantise=hop then
+equals order=rank of `rounded_sum.py`, bit for bit. In formats with scales, a block or tensor that contains inf or NaN
+becomes NaN in the result (see custom_fp.formats.scaled_format).
 
-Between ranks, a layer whose format has one scale for the whole layer goes to one owner. Other layers are divided into
-slices of whole blocks, which are distributed over the owners by size. On average over N machines, each machine sends
-2 (N-1)/N of the packed gradient, including scales.
+Between ranks, a layer whose format has one scale for the whole layer is sent to one owner. Other layers are divided
+into slices of whole blocks, which are distributed over the owners by size. On average over N machines, each machine
+sends 2 (N-1)/N times the bytes of the packed gradient, including scales.
 
-If the sum stays in shards, an owner receives its part and the rest of the blocks that the part cuts. It discards the
-sums of that rest. So a block that two owners share is sent to both, and a layer with one scale to all owners of a part
-of it.
+If the sum stays in shards, the boundary of a shard may cut a block. Both owners then receive the whole block, and each
+discards the sums of the elements that it does not own. A layer with one scale is sent to all owners of a part of the
+layer.
 
 Legend: N workers, P ranks, L = N/P workers of this rank, n elements of a layer.
 """
@@ -43,35 +44,38 @@ from cpdrun.comm.wire import Tag
 from cpdrun.comm.wire.communicator import Communicator
 from cpdrun.comm.wire.message_layout import PackedSlice, Slice, assign_to_owners, ceil_div
 
-PIECE_VALUES = 1 << 16  # per slice of a layer that may be divided; smaller slices are distributed more evenly
+PIECE_VALUES = 1 << 16  # the values per slice of a divided layer. Smaller slices are distributed more evenly.
 
 
 class RequantizedSum(Summation):
-    """A sum that is decoded, added in float32 and quantized again.
+    """Computes a sum by decoding the values, adding them in float32, and quantizing the result again.
 
     Raises:
-        ValueError: A setting has no meaning for such sums.
+        ValueError: The sum has a setting that such sums do not support.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        sum, why = self.sum, f"requantise={self.sum.again} adds in float32"
+        sum, why = self.sum, f"requantise={self.sum.requantization} adds in float32"
         if sum.fmt.has_scales:
-            why = f"format {sum.fmt} has scales of its own"
+            why = f"format {sum.fmt} has its own scales"
         if self.shifts.scale:
-            raise ValueError(f"{why}: it takes aps=false")
+            raise ValueError(f"{why}. Set aps=false")
         for key, allowed in (("kahan", False), ("rounding", "nearest_even")):
             if (value := getattr(sum, key)) != allowed:
-                raise ValueError(f"{key}={value}: {why}, which leaves only {allowed}")
+                raise ValueError(f"{key}={value}: {why}, so the value must be {allowed}")
         if not sum.ordering.is_one_chain(self.n_workers):
             raise ValueError(
-                f"order={sum.order}: {why}, which leaves only rank: take order=rank, or sync=requantised"
+                f"order={sum.order}: {why}, so the order must be rank. Set order=rank, or sync=requantised"
             )
 
     @property
     def longest_chain(self) -> int:
-        """The largest number of rounded additions. requantise=once rounds to the format once, after all additions."""
-        return self.n_workers - 1 if self.sum.again == "hop" else min(1, self.n_workers - 1)
+        """The largest number of additions whose result is rounded to the format, one after the other.
+
+        requantise=hop rounds after each addition, and requantise=once only after the last.
+        """
+        return self.n_workers - 1 if self.sum.requantization == "hop" else min(1, self.n_workers - 1)
 
     def emulate(self, layers: Layers) -> SumReport:
         fmt = self.sum.fmt
@@ -90,7 +94,7 @@ class RequantizedSum(Summation):
         """Return s_{N-1} of the definition from the decoded q_w in worker order, as a new float32 tensor."""
         total = rows[0] + 0.0
         for row in rows[1:]:
-            if self.sum.again == "hop":
+            if self.sum.requantization == "hop":
                 total = custom_fp.quantize(total, self.sum.fmt)
             total = total + row
         return total
@@ -132,7 +136,7 @@ class RequantizedSum(Summation):
     def _sums(
         self, layers: Layers, assigned: Sequence[Sequence[PackedSlice]], communicator: Communicator
     ) -> tuple[list[Tensor], int]:
-        """Return s_{N-1} of each of this rank's slices, and the number of bytes sent to other ranks."""
+        """Return s_{N-1} for each of this rank's slices, and the number of bytes sent to other ranks."""
         fmt, workers, stacks = self.sum.fmt, self.workers, layers.stacks
         mine = assigned[workers.rank]
 
@@ -162,7 +166,7 @@ def _no_bytes(layers: Layers) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _in_whole_blocks(shards: Shards, fmt: NumberFormat, ranks: int) -> tuple[tuple[PackedSlice, ...], ...]:
-    """Return, for each rank, the blocks of which it owns a part, one after the other in a message."""
+    """Return, for each rank, slices of whole blocks that cover the parts it owns, in the order of its message."""
 
     def pieces(owned: Sequence[Slice]) -> Iterator[PackedSlice]:
         byte = 0
@@ -179,7 +183,7 @@ def _in_whole_blocks(shards: Shards, fmt: NumberFormat, ranks: int) -> tuple[tup
 
 @lru_cache(maxsize=512)
 def _cut(numels: tuple[int, ...], fmt: NumberFormat) -> tuple[PackedSlice, ...]:
-    """Divide all layers into slices. Empty layers have none."""
+    """Divide all layers into slices. An empty layer has no slices."""
 
     def piece(layer: int, start: int, stop: int) -> PackedSlice:
         return PackedSlice(layer, start, stop, custom_fp.packed_size(stop - start, fmt))

@@ -1,6 +1,6 @@
 """Sums in which every partial sum is rounded to the format.
 
-This is the definition of a low-precision sum of gradients. For each layer (one parameter tensor of n elements), with
+The following steps define a low-precision sum of gradients. For each layer (one parameter tensor of n elements), with
 the gradients g_w of N workers:
 
     1. shift = rule(max|g|)            one power of two, agreed on by all workers (`scaling.py`)
@@ -8,8 +8,8 @@ the gradients g_w of N workers:
     3. s = accumulate(q_0 .. q_{N-1})  each partial sum is rounded to the format, in the order of `orders.py`
     4. result = s * 2^-shift           float32, rounded once (exact unless it leaves float32's range)
 
-NaN stays NaN if the format has NaN. inf, overflow, ties, subnormals and -0 are those of `custom_fp.quantize` and
-`custom_fp.accumulate`. A layer of zeros gives zeros.
+NaN stays NaN if the format has NaN. inf, overflow, ties, subnormals and -0 are treated as in `custom_fp.quantize` and
+`custom_fp.accumulate`. The sum of layers of zeros is zero.
 
 One process that emulates all workers packs and sends nothing. `exchange.py` computes the same bits between processes.
 """
@@ -33,7 +33,7 @@ from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 
 
 class RoundedSum(Summation):
-    """A sum in a format without scales."""
+    """Computes a sum in a format without scales."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -59,11 +59,11 @@ class RoundedSum(Summation):
     def _add_level(
         self, stacks: Sequence[Tensor], layers: Layers, level: Level
     ) -> tuple[list[Tensor], list[list[int]], int]:
-        """Add one level.
+        """Compute the sums of one level.
 
         Returns:
-            For each layer, the sums (G, n) of the level's G groups; the groups' shifts; the number of exchanged
-            magnitudes.
+            A tuple: for each layer, the sums (G, n) of the level's G groups; for each group, the shift of each layer;
+            and the number of exchanged magnitudes.
         """
         members = [[stack[group.start : group.stop] for stack in stacks] for group in level.groups]
         shifts, agreed = self.shifts.of_level(
@@ -107,7 +107,7 @@ class RoundedSum(Summation):
 
 
 class NativeSum(Summation):
-    """A sum computed by the platform's own float32 all_reduce.
+    """Computes a sum with the platform's own float32 all_reduce.
 
     Raises:
         ValueError: The format is not fp32, or Kahan summation is requested.
@@ -118,7 +118,8 @@ class NativeSum(Summation):
         if not self.sum.fmt.is_fp32 or self.sum.kahan:
             found = f"{self.sum.fmt}{' with kahan' if self.sum.kahan else ''}"
             raise ValueError(
-                f"order=native uses the platform's sum, which supports only fp32 without kahan, not {found}"
+                f"order=native supports only format=fp32 with kahan=false, because it uses the all_reduce of the "
+                f"platform. The sum has format {found}"
             )
 
     def emulate(self, layers: Layers) -> SumReport:
@@ -127,9 +128,9 @@ class NativeSum(Summation):
         return self.report(layers)
 
     def between(self, layers: Layers) -> SumReport:
-        """Add the workers of this rank, then all layers at once over the ranks.
+        """Add the gradients of this rank's workers, and then sum all layers over the ranks in one all_reduce.
 
-        With shards, each rank keeps the part that it owns.
+        If the sum stays in shards, each rank keeps only the part that it owns.
         """
         ranks, layers = self.workers.ranks, layers.together()
         total_M, *others = (
@@ -147,7 +148,7 @@ class NativeSum(Summation):
         return self.report(layers, sent_bytes=2 * (ranks - 1) * total_M.numel() * 4 // ranks)
 
     def _scatter(self, layers: Layers, totals: Sequence[Tensor], communicator: Communicator) -> SumReport:
-        """Add the local sums (n,) of each layer over the ranks, and keep the part that this rank owns."""
+        """Sum the local totals (n,) of each layer over the ranks, and keep the part that this rank owns."""
         assert layers.shards is not None
         sharding = layers.shards.sharding.by_rank(communicator.ranks)
         parts = [[totals[part.layer][part.start : part.stop] for part in owned] for owned in sharding.slices]

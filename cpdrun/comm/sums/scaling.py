@@ -1,14 +1,14 @@
-"""Scaling rules: one power-of-two shift per layer and step, equal on all workers.
+"""Scaling rules, which choose one power-of-two shift per layer and step, equal on all workers.
 
 APS, auto-precision scaling: Han, Demmel and You, "Auto-Precision Scaling for Distributed Deep Learning"
 (arXiv:1911.08907). Let E = max over workers of ceil(log2(max|g * N|)). Every worker sends g * 2^shift with
 shift = emax - E. The sum of N such values is at most 2^emax, so nothing overflows, and the largest gradients use the
 upper end of the format's range. The agreement on E differs from the paper (see `magnitudes.py`).
 
-inf and NaN do not affect E. They are sent unchanged and remain visible in the sum, and the finite elements of the layer
-keep their shift. A layer without a finite non-zero element has shift 0.
+inf and NaN do not affect E. They are sent unchanged and remain visible in the sum. The shift of a layer without a
+finite non-zero element is 0.
 
-A shift belongs to a layer. It does not depend on groups of ranks, on buckets, or on the assignment of workers to ranks.
+The shift of a layer does not depend on groups of ranks, on buckets, or on the assignment of workers to ranks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cpdrun.comm.workers import Workers
 
 
 class ScalingRule(ABC):
-    """A rule that chooses shifts. A worker rounds and sends `g * 2^shift`."""
+    """The base class of rules that choose shifts. A worker rounds and sends `g * 2^shift`."""
 
-    magnitudes: ClassVar[type[Magnitudes]] = CurrentStep  # the magnitudes that the rule uses
+    magnitudes: ClassVar[type[Magnitudes]] = CurrentStep  # the source of the magnitudes that the rule uses
 
     @abstractmethod
     def shift(self, layer: str, magnitude: float, summands: int, fmt: Any) -> int:
@@ -53,7 +53,7 @@ class ScalingRule(ABC):
 
 
 class NoScaling(ScalingRule):
-    """No scaling: gradients are sent unchanged. This is the baseline."""
+    """A rule that never scales. All shifts are 0. It is the baseline of the other rules."""
 
     magnitudes = NoMagnitudes
 
@@ -62,9 +62,9 @@ class NoScaling(ScalingRule):
 
 
 class APS(ScalingRule):
-    """Auto-precision scaling with the gradients of the current step.
+    """Auto-precision scaling (APS), based on the gradients of the current step.
 
-    shift = emax - ceil(log2(max|g| * summands)) - margin, or 0 for an all-zero layer.
+    shift = emax - ceil(log2(max|g| * summands)) - margin. The shift of an all-zero layer is 0.
     """
 
     def __init__(self, margin: int = 0) -> None:
@@ -77,9 +77,10 @@ class APS(ScalingRule):
 
 
 class DelayedAPS(APS):
-    """APS with the magnitudes of the previous step.
+    """APS based on the gradients of the previous step.
 
-    A gradient that grows by more than 2^margin from one step to the next overflows (see `overflow` in conf/sync).
+    If the largest magnitude of a layer grows by more than a factor of 2^margin from one step to the next, values may
+    overflow (see `overflow` in conf/sync).
     """
 
     magnitudes = PreviousStep
@@ -97,13 +98,13 @@ class Shifts:
 
     @property
     def scale(self) -> bool:
-        """Whether gradients may be scaled."""
+        """Whether the rule may scale gradients."""
         return not isinstance(self.rule, NoScaling)
 
     @property
-    def asks(self) -> bool:
-        """Whether ranks exchange magnitudes."""
-        return self.magnitudes.asks
+    def needs_agreement(self) -> bool:
+        """Whether ranks must exchange magnitudes to agree on a shift."""
+        return self.magnitudes.needs_agreement
 
     def of_level(
         self,
@@ -118,19 +119,20 @@ class Shifts:
         Args:
             level: The level.
             layers: The names of the layers.
-            local: Computes this rank's largest magnitude of each layer, for each group of the level, group after group.
+            local: A function that computes this rank's largest magnitude of each layer in each group of the level. The
+                result contains all layers of the first group, then all layers of the second group, and so on.
             fmt: The format of the sum.
             workers: The workers that agree on magnitudes.
 
         Returns:
-            shifts[j][p] for group j and layer p, and the number of exchanged magnitudes.
+            A tuple: shifts[j][p], the shift of layer p in group j, and the number of exchanged magnitudes.
         """
         return self.of_agreement(level, layers, Agreement(local, workers), fmt)
 
     def of_agreement(
         self, level: Level, layers: Sequence[str], agreement: Agreement, fmt: NumberFormat
     ) -> tuple[list[list[int]], int]:
-        """Return the shifts of one level, as `of_level` does, from an agreement that may have started."""
+        """Return the shifts of one level, as `of_level` does, from an agreement that may already have started."""
         shifts = []
         for j, group in enumerate(level.groups):
             if level.is_passed_through(j):
@@ -142,30 +144,31 @@ class Shifts:
         return shifts, agreement.agreed
 
 
-SEGMENTS = 4  # per part, so that an agreement queued behind the first segment completes in time
+# The number of segments per part. An agreement that starts after the first segment of a part then completes in time.
+SEGMENTS = 4
 
 
 class PrefetchedShifts:
-    """Shifts of a sum with one group, agreed on a few layers at a time.
+    """The shifts of a sum with one group. The ranks agree on the shifts of a few layers at a time.
 
-    The ranks compute and exchange the magnitudes of the next layers while the segments of earlier layers are on the
-    wire. This is possible if the segments of all owners contain the same layers, as they do if each layer is divided
+    The ranks compute and exchange the magnitudes of the next layers while they send the segments of earlier layers.
+    This is possible if the segments of all owners contain the same layers, which is the case if each layer is divided
     into shards separately. In other layouts, the first segments contain elements of all layers, so there is a single
     agreement.
 
-    Collective: all ranks settle the same segments in order.
+    The method `settle` is collective: all ranks must call it for the same segments in the same order.
 
     Args:
         rule: The scaling rule with its state.
         level: The only level of the sum.
         layers: The names of the layers.
-        local: Computes this rank's `largest_magnitude` of a layer.
+        local: A function that computes this rank's `largest_magnitude` of a layer.
         fmt: The format of the sum.
         workers: The workers that agree on magnitudes.
         layout: The layout of the messages.
 
     Attributes:
-        shifts: The shifts of the layers. They are valid for the segments that are settled.
+        shifts: The shifts of the layers. A shift is valid once a segment that contains the layer is settled.
         agreed: The number of exchanged magnitudes.
     """
 
@@ -182,9 +185,9 @@ class PrefetchedShifts:
         self.rule, self.level, self.layers, self.local = rule, level, list(layers), local
         self.fmt, self.workers = fmt, workers
         self.last = layout.last_layers
-        self.ends = _ends(layout)  # the end of each part, in layers
+        self.ends = _ends(layout)  # for each part, the index after its last layer
         self.shifts, self.agreed = [0] * len(self.layers), 0
-        self._settled = 0  # number of parts
+        self._settled = 0  # the number of parts whose shifts are known
         self._under_way: Agreement | None = None
 
     def settle(self, segment: int) -> None:
@@ -207,7 +210,7 @@ class PrefetchedShifts:
         if self._under_way is None and self._settled < len(self.ends):
             part = range(self._first(self._settled), self.ends[self._settled])
             self._under_way = Agreement(lambda: [self.local(p) for p in part], self.workers)
-            if self.rule.asks:
+            if self.rule.needs_agreement:
                 self._under_way.start()
 
     def _first(self, part: int) -> int:
@@ -215,7 +218,7 @@ class PrefetchedShifts:
 
 
 def _ends(layout: Layout) -> list[int]:
-    """Return the ends of parts, in layers. A part contains a few segments of all owners."""
+    """Return, for each part, the index after its last layer. A part contains a few segments of all owners."""
     ends: list[int] = []
     segments = 0
     for segment, layer in enumerate(layout.last_layers):

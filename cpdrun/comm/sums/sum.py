@@ -1,6 +1,7 @@
-"""The description of a sum: its format, order and rounding, because low-precision addition is not associative.
+"""The description of a sum: its format, order and rounding.
 
-A `Sum` is a value. `cpdrun.comm.sums.summation_of` returns the object that computes it for a given number of workers.
+The order matters, because low-precision addition is not associative. A `Sum` is an immutable value.
+`cpdrun.comm.sums.summation_of` returns the object that computes the sum for a given number of workers.
 """
 
 import hashlib
@@ -20,14 +21,14 @@ from cpdrun.comm.sums.orders import AUTO, Level, Order, order_named
 
 @dataclass(frozen=True)
 class RandomStream:
-    """The random numbers of one stochastic rounding.
+    """The random numbers for the stochastic rounding of one tensor.
 
-    The random number of an element depends on the key and on the element's position in the layer. It does not depend on
-    the process that rounds it, or on the division of the layer into messages.
+    The random number of an element depends on the key and on the index of the element in the layer. It does not depend
+    on the process that rounds the element, or on the division of the layer into messages.
 
     Attributes:
         key: The key of the random numbers.
-        start: The position in the layer of the tensor's first element.
+        start: The index in the layer of the tensor's first element.
     """
 
     key: tuple
@@ -47,27 +48,27 @@ _CHOICES = {
     "requantise": (None, "hop", "once"),
     "compat": (None, "cpd"),
 }
-# The choices that compat=cpd allows.
+# The settings that compat=cpd allows.
 _THEIRS = {"order": ("rank", "hierarchical"), "rounding": ("nearest_even",), "overflow": ("infinity",)}
 
 
 @dataclass(frozen=True)
 class Sum:
-    """One way to add N tensors.
+    """The settings of a sum of N tensors.
 
     Attributes:
         fmt: The number format.
         order: The order of addition (see `orders.py`).
-        group_size: The size of groups of workers, for orders that have groups.
-        kahan: Whether a second value of the format carries each addition's error.
-        rounding: The rounding, as in `custom_fp.quantize`.
+        group_size: The number of workers per group, for orders that have groups.
+        kahan: Whether to use Kahan summation, which carries the error of each addition in a second value of the format.
+        rounding: The rounding mode, as in `custom_fp.quantize`.
         overflow: The treatment of overflow, as in `custom_fp.quantize`.
-        error_feedback: Whether the rounding error of a worker's gradient is added to its next one (see
+        error_feedback: Whether the rounding error of a worker's gradient is added to its next gradient (see
             `error_feedback.py`).
-        requantise: None if every partial sum is rounded to the format (see `rounded_sum.py`). "hop" or "once" if values
-            are decoded, added in float32 and quantized again (see `requantized_sum.py`). Formats with scales always use
-            the latter, with "hop" by default.
-        compat: "cpd" adds like the code of the authors of APS (see `codec.py`).
+        requantise: With None, every partial sum is rounded to the format (see `rounded_sum.py`). With "hop" or "once",
+            values are decoded, added in float32, and quantized again after each addition or once at the end (see
+            `requantized_sum.py`). In formats with scales, None means "hop".
+        compat: With "cpd", the sum is computed as in the APS authors' code (see `codec.py`).
 
     Raises:
         ValueError: The settings do not fit together.
@@ -101,7 +102,8 @@ class Sum:
             raise ValueError(f"rounding={self.rounding!r}: choose one of {all_words()}") from None
         if order_named(self.order, self.group_size).accumulate_options and self.kahan:
             raise ValueError(
-                f"kahan=true with order={self.order}: this order rounds only once, so there are no errors to carry"
+                f"kahan=true with order={self.order}: this order rounds only once, so Kahan summation has no effect. "
+                "Set kahan=false"
             )
         if self.group_size is None:
             object.__setattr__(
@@ -121,20 +123,19 @@ class Sum:
         return order_named(self.order, self.group_size)
 
     @property
-    def again(self) -> str | None:
-        """How often values added in float32 are quantized again, "hop" or "once"; None if they are not."""
+    def requantization(self) -> str | None:
+        """The effective value of `requantise`: "hop" in formats with scales if `requantise` is None."""
         return "hop" if self.requantise is None and self.fmt.has_scales else self.requantise
 
     @property
     def is_plain(self) -> bool:
-        """Whether the sum of a single worker's gradient g is the definition's +0 + g."""
+        """Whether the sum of a single worker's gradient g is +0 + g, without any rounding or scaling."""
         return self == Sum(FP32, self.order, self.group_size) and self.ordering.keeps_float32
 
     def random_stream(self, *key: Any, start: int = 0) -> RandomStream | None:
         """Return the random numbers for rounding a tensor that begins at element `start` of its layer.
 
-        Returns:
-            None if the rounding is not stochastic.
+        The result is None if the rounding is not stochastic.
         """
         return RandomStream(key, start) if self.is_stochastic else None
 
@@ -147,16 +148,23 @@ class Sum:
         return replace(self, kahan=False) if self.compat and self.kahan and not level.last else self
 
     def _check_compat(self) -> None:
-        """Raise ValueError for settings that the code of the authors of APS does not have."""
+        """Raise ValueError for settings that the APS authors' code does not support."""
         for key, theirs in _THEIRS.items():
             if (value := getattr(self, key)) not in theirs:
                 raise ValueError(
-                    f"{key}={value} with compat={self.compat}: its code has only {' and '.join(theirs)}"
+                    f"{key}={value} with compat={self.compat}: the value must be {' or '.join(theirs)}, because the "
+                    "APS authors' code supports no other"
                 )
         if self.error_feedback:
-            raise ValueError(f"error_feedback=true with compat={self.compat}: its code has none")
-        if self.again:
-            raise ValueError(f"compat={self.compat}: its code has no formats with scales such as {self.fmt}")
+            raise ValueError(
+                f"error_feedback=true with compat={self.compat}: the APS authors' code does not support error "
+                "feedback. Set error_feedback=false"
+            )
+        if self.requantization:
+            raise ValueError(
+                f"compat={self.compat} does not support format={self.fmt} with requantise={self.requantization}, "
+                "because the APS authors' code rounds every partial sum. Leave compat out"
+            )
 
 
 def accepts_sum_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """The common interface of sums of N workers' gradients.
 
-    rounded_sum.py       Rounds every partial sum to the format, or leaves the sum to the platform.
-    requantized_sum.py   Decodes, adds in float32 and quantizes again, for formats with scales.
+    rounded_sum.py       Sums that round every partial sum to the format, and sums that the platform computes.
+    requantized_sum.py   Sums that decode values, add them in float32, and quantize the result again, for formats with
+                         scales.
 
 Legend: N workers, L of them on this rank, n elements of a layer, P ranks.
 """
@@ -25,15 +26,15 @@ from cpdrun.comm.workers import Workers
 
 @dataclass(frozen=True)
 class Shards:
-    """The division of a sum whose parts stay with their owners.
+    """The division of a sum into parts, if each rank needs only the part that it owns.
 
     Each worker owns a part of every layer. A rank owns the parts of its workers.
 
     Attributes:
         sharding: The parts that each of the N workers owns.
         numels: The number of elements of each layer.
-        apart: Whether gradients have the shape (L, P, w): the parts of the P ranks as `shard_by_rows` divides them,
-            each padded with zeros to w values.
+        apart: Whether gradients are stored in the shape (L, P, w), with one row per rank. The rows are the parts that
+            `shard_by_rows` creates, each padded with zeros to w values.
     """
 
     sharding: Sharding
@@ -51,7 +52,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class Layers:
-    """The gradients of an exchange. Not all of them are empty.
+    """The gradients of an exchange. At least one of them is not empty.
 
     Attributes:
         names: The name of each layer.
@@ -59,7 +60,8 @@ class Layers:
         out: For each layer, the memory (n,) for the sum, float32 and contiguous. It may be the first row of the stack.
         key: The key of stochastic rounding, such as (seed, step). Random numbers also depend on the layer's name, the
             worker, and the element.
-        shards: If given, `out` contains only the part of each layer that this rank owns, which may be empty.
+        shards: The division of the sum into parts. If it is given, `out` contains only the part of each layer that this
+            rank owns, which may be empty.
     """
 
     names: Sequence[str]
@@ -76,7 +78,7 @@ class Layers:
         return tuple(stack_Lxn.shape[1] for stack_Lxn in self.stacks)
 
     def source(self, i: int, piece: PackedSlice) -> Tensor:
-        """Return the elements of a slice of the gradient of this rank's i-th worker."""
+        """Return the elements of a slice of a gradient. The gradient belongs to this rank's i-th worker."""
         stack = self.stacks[piece.layer]
         if self.shards and self.shards.apart:
             owner, start = divmod(piece.start, stack.shape[2])
@@ -84,11 +86,11 @@ class Layers:
         return stack[i, piece.start : piece.stop]
 
     def parts(self, i: int, p: int) -> list[Tensor]:
-        """Return layer p of this rank's i-th worker as contiguous tensors, which may end with padding."""
+        """Return the gradient of layer p of this rank's i-th worker as contiguous tensors, possibly with padding."""
         return list(self.stacks[p][i]) if self.shards and self.shards.apart else [self.stacks[p][i]]
 
     def together(self) -> Layers:
-        """Return the same layers with stacks of shape (L, n)."""
+        """Return the same layers with gradients of shape (L, n), without padding."""
         if not (self.shards and self.shards.apart):
             return self
         pairs = zip(self.stacks, self.numels, strict=True)
@@ -101,8 +103,9 @@ class SumReport:
     """The shifts and the traffic of a sum.
 
     Attributes:
-        shifts: shifts[j][p] is the shift of layer p for the workers of group j of the first level.
-        real_worker_bytes: The bytes that each of N machines would send on average, including the agreement on shifts.
+        shifts: shifts[j][p] is the shift of layer p for the workers in group j of the first level.
+        real_worker_bytes: The bytes that each worker would send on average if the N workers were separate machines,
+            including the agreement on shifts.
         sent_bytes: The bytes that this rank sent to other ranks, including the agreement on shifts.
     """
 
@@ -112,7 +115,7 @@ class SumReport:
 
 
 class Summation(ABC):
-    """A sum for a given number of workers.
+    """The base class of sums for a given number of workers.
 
     Args:
         sum: The description of the sum.
@@ -126,15 +129,17 @@ class Summation(ABC):
 
     def __init__(self, sum: Sum, workers: Workers, shifts: Shifts, agreeing: Workers | None = None) -> None:
         self.sum, self.workers, self.shifts = sum, workers, shifts
-        self.agreeing = agreeing or workers  # They agree on magnitudes.
+        self.agreeing = agreeing or workers  # the workers that agree on magnitudes
         self.n_workers = workers.world_size
-        self.wire = sum  # The description of the values that are sent.
-        self.unrounded = False  # Whether values are sent and added without rounding (compat=cpd).
+        self.wire = (
+            sum  # the description of the values that are sent, which differs from the sum with compat=cpd
+        )
+        self.unrounded = False  # whether values are sent without rounding, as with compat=cpd
         self.levels = sum.ordering.levels(self.n_workers)
 
     @property
     def longest_chain(self) -> int | None:
-        """The largest number of rounded additions in series that a worker's value passes, or None if unknown."""
+        """The largest number of rounded additions that one worker's value passes through, or None if unknown."""
         return self.sum.ordering.longest_chain(self.n_workers)
 
     def run(self, layers: Layers) -> SumReport:
@@ -186,16 +191,16 @@ class Summation(ABC):
         return self._place(worker)[0]
 
     def sent_by(self, worker: int, gradient_n: Tensor, layer: str, shift: int, key: tuple) -> Tensor:
-        """Return the values of a worker's gradient as the other workers receive them."""
+        """Return the rounded values of a worker's gradient that the other workers receive."""
         return scale(
             quantize_scaled(gradient_n, shift, self.sum, self.random_stream(worker, layer, key)), -shift
         )
 
     def random_stream(self, worker: int, layer: str, key: tuple, start: int = 0) -> RandomStream | None:
-        """Return the random numbers for rounding a worker's gradient, from element `start` of the layer on."""
+        """Return the random numbers for rounding a worker's gradient, beginning at element `start` of the layer."""
         j, place = self._place(worker)
         return self.sum.random_stream(*key, layer + self.levels[0].marks[j], "worker", place, start=start)
 
     def _place(self, worker: int) -> tuple[int, int]:
-        """Return a worker's group in the first level and its position in the group."""
+        """Return the index of a worker's group in the first level and the worker's index in the group."""
         return divmod(worker, len(self.levels[0].groups[0]))

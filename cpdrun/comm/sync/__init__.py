@@ -1,4 +1,4 @@
-"""Synchronization of gradients between workers: one exchange per module, behind `GradientSync`."""
+"""Synchronization of gradients between workers. Each module contains one method, with the interface `GradientSync`."""
 
 from cpdrun.comm.sync.all_reduce import AllReduceSync, decoded
 

@@ -1,6 +1,6 @@
 """All-reduce of gradients in a number format.
 
-The training loop calls it once per step, DDP once per bucket.
+The training loop calls the all-reduce once per step. DDP calls it once per bucket.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,20 @@ from cpdrun.comm.workers import Workers
 
 
 class AllReduceSync(GradientSync):
-    """The mean gradient of N workers, summed in a format and a defined order.
+    """Computes the mean gradient of N workers, summed in a number format and a defined order.
 
-    If torch.distributed is initialized, its ranks share the workers. Otherwise, this process emulates all of them.
+    If torch.distributed is initialized, the workers are divided among its ranks. Otherwise, this process emulates all
+    workers.
 
     Args:
         format: The name of the format, or a `Sum`.
         world_size: The number of workers N.
         parameter_names: The names of the parameters.
-        scaling: The scaling rule, or None.
+        scaling: The scaling rule, or None for no scaling.
         seed: The seed of stochastic rounding.
         full_precision: The settings of `FullPrecision`.
         epochs: The number of epochs of the run.
-        group: The process group.
+        group: The process group, or None for the default group.
         options: Settings of `Sum`. conf/sync/all_reduce.yaml describes them.
 
     Raises:
@@ -68,14 +69,14 @@ class AllReduceSync(GradientSync):
         self.seed, self.names = seed, list(parameter_names)
         self.hybrid = FullPrecision(tuple(parameter_names), epochs=epochs, **dict(full_precision or {}))
         self.nothing_to_do = world_size == 1 and self.sum.is_plain and not self.shifts.scale
-        self._shapes: list[Tensor] | None = None  # tensors with the shapes of the parameters
+        self._shapes: list[Tensor] | None = None  # empty tensors with the shapes of the parameters
         self._step = -1
         self._latest: dict[
             str, tuple[Summation, list[int]]
-        ] = {}  # the sum of each layer and the shifts of its groups
+        ] = {}  # the latest sum of each layer and the shifts of its groups
         self._real_worker_bytes = 0
         self._sent_bytes = 0
-        self._hidden = 0  # inf and NaN of this rank's workers that became finite numbers
+        self._hidden = 0  # the number of inf and NaN of this rank's workers that became finite numbers
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         flat = self.workers.rows(stacks, len(self.names))
@@ -90,7 +91,7 @@ class AllReduceSync(GradientSync):
         return [total.view(stack.shape[1:]) for total, stack in zip(sums, stacks, strict=True)]
 
     def _single_gradient(self, stacks: Sequence[Tensor]) -> list[Tensor]:
-        """Return +0 + g for all layers at once, because the overhead matters for small models."""
+        """Return +0 + g for all layers with one operation, which reduces the overhead for small models."""
         if self._shapes is None:
             self._shapes = [torch.empty(stack.shape[1:], device="meta") for stack in stacks]
         flat_n = _flatten_dense_tensors(stacks).add_(0.0)
@@ -107,15 +108,15 @@ class AllReduceSync(GradientSync):
         out: Sequence[Tensor],
         shards: Shards | None = None,
     ) -> None:
-        """Reduce some of the parameters, such as a bucket of DDP. Collective.
+        """Reduce the gradients of some parameters, such as a bucket of DDP. Collective.
 
         Args:
             layers: The indices of the parameters.
-            stacks: For each of them, the gradients (L, n) of this rank's L workers, float32, contiguous.
+            stacks: For each parameter, the gradients (L, n) of this rank's L workers, float32, contiguous.
             step: The number of the optimizer step.
             epoch: The epoch.
-            out: For each of them, memory (n,) for the sum, float32, contiguous. It may be the first row of the stack.
-            shards: If each rank is to get only the part that it owns, the shards of these parameters (see `Layers`).
+            out: For each parameter, memory (n,) for the sum, float32, contiguous. It may be the first row of the stack.
+            shards: The shards of these parameters, if each rank needs only the part that it owns (see `Layers`).
         """
         if step != self._step:
             self._step, self._real_worker_bytes, self._sent_bytes = step, 0, 0
@@ -147,15 +148,15 @@ class AllReduceSync(GradientSync):
             self.feedback.keep(name, i, sent_Lxn[i], self._sent(name, i, sent_Lxn[i], key))
 
     def sent_by(self, name: str, i: int, gradient_n: Tensor, step: int) -> Tensor:
-        """Return the gradient of this rank's i-th worker as other workers received it.
+        """Return the values of a layer's gradient that other workers received in the latest sum of the layer.
 
-        This refers to the latest sum of the layer.
+        The gradient belongs to this rank's i-th worker.
         """
         return self._sent(name, i, gradient_n, (self.seed, step))
 
     def _sent(self, name: str, i: int, gradient_n: Tensor, key: tuple) -> Tensor:
         summation, shifts = self._latest[name]
-        worker = self.workers.mine[i]
+        worker = self.workers.local[i]
         return summation.sent_by(worker, gradient_n, name, shifts[summation.group_of(worker)], key)
 
     def statistics(
@@ -164,7 +165,7 @@ class AllReduceSync(GradientSync):
         rows = []
         for p, name in enumerate(self.names):
             summation, shifts = self._latest.get(name, (self.summation, [0] * self.workers.world_size))
-            own_shifts = [shifts[summation.group_of(worker)] for worker in self.workers.mine]
+            own_shifts = [shifts[summation.group_of(worker)] for worker in self.workers.local]
             gradients, how = stacks[p].detach(), summation.sum
             row = layer_statistics(gradients, mean_gradient[p], own_shifts, how, self.workers)
             rows.append({"layer": name, "format": how.fmt.name, "shift": max(shifts), **row})
@@ -183,7 +184,7 @@ class AllReduceSync(GradientSync):
         return state
 
     def go_on_from(self, other: "AllReduceSync") -> None:
-        """Take over the state of another synchronization with some of the same layers."""
+        """Copy the state of another synchronization for the layers that both have."""
         self.shifts.magnitudes, self.feedback = other.shifts.magnitudes, other.feedback
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -193,5 +194,8 @@ class AllReduceSync(GradientSync):
 
 
 def decoded(*, requantise: str, error_feedback: bool, **run_settings: Any) -> AllReduceSync:
-    """Return a sum of gradients that are decoded, added in float32 and quantized again, per hop or once."""
+    """Create an `AllReduceSync` that decodes gradients, adds them in float32, and quantizes them again.
+
+    conf/sync/requantised.yaml uses this function.
+    """
     return AllReduceSync(requantise=requantise, error_feedback=error_feedback, **run_settings)

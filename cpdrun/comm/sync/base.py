@@ -13,24 +13,24 @@ from torch import Tensor
 
 
 class GradientSync(ABC):
-    """A method that turns the gradients of N workers into the one gradient that all of them apply.
+    """The base class of methods that compute one gradient, which all workers apply, from the gradients of N workers.
 
     Implementations are built by `hydra.utils.instantiate(cfg.sync, ...)` with the arguments that
     `cpdrun.comm.AllReduceSync` documents. They must accept all of these arguments.
     """
 
     nonfinite: int = 0
-    """The number of inf and NaN in the latest result and in workers' gradients.
+    """The number of inf and NaN in the latest result, plus those that became finite numbers.
 
-    Values of workers' gradients are counted if the format turns them into finite numbers (a format without inf and NaN,
-    or overflow=saturate). The number is equal on all ranks, for any assignment of workers to ranks.
+    A format without inf and NaN, or overflow=saturate, turns inf and NaN in workers' gradients into finite numbers,
+    which are then counted, too. The number is equal on all ranks, for any assignment of workers to ranks.
     """
 
     learner: str = "cpdrun.train.learners.shared_weights.SharedWeights"
-    """The class that trains with this synchronization. It is given by name, because comm does not import train."""
+    """The name of the class that trains with this synchronization. It is a name because comm does not import train."""
 
     longest_chain: int | None = None
-    """The largest number of rounded additions in series that a worker's value passes, or None if unknown."""
+    """The largest number of rounded additions that one worker's value passes through, or None if unknown."""
 
     @abstractmethod
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
@@ -45,7 +45,7 @@ class GradientSync(ABC):
             epoch: The epoch, counted from 0.
 
         Returns:
-            One gradient per parameter, with the same bits on all ranks. The next call may reuse their memory.
+            One gradient per parameter, with the same bits on all ranks. The next call may overwrite the gradients.
         """
 
     def statistics(
@@ -63,18 +63,21 @@ class GradientSync(ABC):
     def wire_bytes(self) -> dict[str, int]:
         """Return the payload bytes of the latest `reduce_stacked` call, without the headers of the transport.
 
+        If a scaling rule is used, both numbers include the bytes with which the workers agree on shifts: one value of 4
+        bytes for each layer in each group of workers, in a ring all-reduce.
+
         Returns:
+            A dictionary with two keys.
+
             bytes_per_step_real_worker: The bytes that each worker would send if all N workers were separate machines.
             bytes_per_step_sent: The bytes that this rank sent to other ranks, for all workers that it emulates.
-
-            Both include the agreement on a scaling rule's shifts, with 4 bytes per layer and group, as in a ring.
         """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs to continue bit for bit, with any number of processes.
 
-        Collective if the ranks have parts of it. Rank 0 gets the whole state. It contains only tensors, numbers,
-        strings, lists and dictionaries, so `torch.load(weights_only=True)` can read it.
+        The call is collective if the state is divided among ranks. Rank 0 then gets the whole state. The state contains
+        only tensors, numbers, strings, lists and dictionaries, so `torch.load(weights_only=True)` can read it.
         """
         return {}
 

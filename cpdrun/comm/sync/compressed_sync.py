@@ -1,25 +1,27 @@
-"""The mean gradient of workers that send compressed gradients: sparse, in few levels, or rounded.
+"""Synchronization of workers that send compressed gradients.
 
 For each layer, with the gradients g_w of N workers, already divided by N, and a compressor C (`compressors/`):
 
-    c_w = g_w + e_w                    e_w = 0 without error feedback
-    m_w = C(c_w)                       sent to all others
-    result = +0 + D(m_0) + D(m_1) ...  all decode the same messages and add in float32, in worker order
-    e_w = c_w - D(m_w)                 initially 0, and 0 if not finite
+    c_w = g_w + e_w                    e_w is the error of the previous message, or 0 without error feedback.
+    m_w = C(c_w)                       Each worker sends its message to all others.
+    result = +0 + D(m_0) + D(m_1) ...  All workers decode the same messages and add in float32, in worker order.
+    e_w = c_w - D(m_w)                 The error is initially 0. An error that is not finite is replaced by 0.
 
 With top_k or random_k and error feedback, this is sparsified SGD with memory (Stich, Cordonnier and Jaggi, arXiv
-1809.07599, algorithm 1). With qsgd and no feedback, it is QSGD (Alistarh et al., arXiv 1610.02132, algorithm 1). A
-difference from the papers: error feedback applies to gradients before they are multiplied by the learning rate, as in
-`sums/error_feedback.py`. Nothing is rounded after the sum, so there is no chain of rounded additions. But a message is
-sent to N - 1 workers as a whole, whereas sums travel in shards:
+1809.07599, algorithm 1). With qsgd and without error feedback, it is QSGD (Alistarh et al., arXiv 1610.02132, algorithm
+1). A difference from the papers: error feedback applies to gradients before they are multiplied by the learning rate,
+as in `sums/error_feedback.py`.
 
-    whole messages of n values in k bits       (N - 1) n k / 8 bytes per worker
+Nothing is rounded after the sum, so there is no chain of rounded additions. But each worker must send its whole message
+to N - 1 workers. The following table compares the bytes that a worker sends for n values of k bits:
+
+    whole messages, as implemented here        (N - 1) n k / 8
     slices to owners, float32 sums back        (N - 1) / N * n (k + 32) / 8
-    a sum in a format of k bits                2 (N - 1) / N * n k / 8
+    a sum in a format (sync=all_reduce)        2 (N - 1) / N * n k / 8
 
-Sparse messages (top_k, random_k) have no slices of equal length. Whole dense messages are shorter than slices for up to
-N = 1 + 32 / k workers: 33 with sign, 9 with 4 bits, 5 with 8. With more workers, a `format` of sync=all_reduce (the
-third line) takes fewer bytes than both for the same bits per value. Slices are therefore not implemented.
+Whole messages take fewer bytes than slices for up to N = 1 + 32 / k workers: 33 with sign, 9 with 4 bits, 5 with 8
+bits. With more workers, sync=all_reduce takes fewer bytes than both. Sparse messages (top_k, random_k) cannot be
+divided into slices of equal length. Slices are therefore not implemented.
 
 Legend: N workers, L of them on this rank, n values of a layer, M bytes of a message.
 """
@@ -41,11 +43,11 @@ from cpdrun.comm.workers import Workers
 
 
 class CompressedSync(GradientSync):
-    """The mean of compressed gradients. Layers in full precision are sent as fp32.
+    """Computes the mean of compressed gradients. Layers in full precision are sent as fp32.
 
     Args:
         compressor: The compressor.
-        error_feedback: Whether compression errors are added to the next gradients.
+        error_feedback: Whether the compression error of a worker's gradient is added to its next gradient.
         world_size: The number of workers N.
         seed: The seed of random numbers.
         group: The process group.
@@ -71,8 +73,8 @@ class CompressedSync(GradientSync):
         self.messages = MessageExchange([range(world_size)] * world_size, self.workers)
         self.feedback = ErrorFeedback() if error_feedback else None
         self._step = -1
-        self._message_bytes = 0  # per worker, in the latest step
-        self._hidden = 0  # inf and NaN of this rank's workers that became finite numbers
+        self._message_bytes = 0  # the bytes of one worker's messages in the latest step
+        self._hidden = 0  # the number of inf and NaN of this rank's workers that became finite numbers
 
     def reduce_stacked(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         self.workers.rows(stacks, len(self.names))
@@ -86,14 +88,15 @@ class CompressedSync(GradientSync):
     def reduce_layers(
         self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
     ) -> None:
-        """Reduce some of the parameters, such as a bucket of DDP. Collective.
+        """Reduce the gradients of some parameters, such as a bucket of DDP. Collective.
 
         Args:
             layers: The indices of the parameters.
-            stacks: For each of them, the float32 gradients (L, ...) of this rank's L workers, in the parameter's shape.
+            stacks: For each parameter, the float32 gradients (L, ...) of this rank's L workers, in the parameter's
+                shape.
             step: The number of the optimizer step.
             epoch: The epoch.
-            out: For each of them, memory for the sum, in the parameter's shape. It may be the first row of the stack.
+            out: For each parameter, memory for the sum, in the parameter's shape. It may be the first row of the stack.
         """
         if step != self._step:
             self._step, self._message_bytes = step, 0
@@ -104,11 +107,11 @@ class CompressedSync(GradientSync):
         if not message.length:
             return
         self._message_bytes += message.length
-        mine_LxM = message.compress(flat, (self.seed, step), self.workers.mine)
+        mine_LxM = message.compress(flat, (self.seed, step), self.workers.local)
         _, data_NxM = self.messages.exchange(mine_LxM)
         for k, decoded_Nxn in message.decompress(data_NxM):
             self._account_for(
-                names[k], flat[k], decoded_Nxn[self.workers.mine.start : self.workers.mine.stop]
+                names[k], flat[k], decoded_Nxn[self.workers.local.start : self.workers.local.stop]
             )
             total_n = torch.zeros_like(decoded_Nxn[0])
             for decoded_n in decoded_Nxn:

@@ -1,23 +1,26 @@
 """Local training with outer steps.
 
-Workers train separately. After a number of steps, their changes are averaged, and an outer optimizer applies the
-average. DiLoCo (Douillard et al., arXiv 2311.08105, algorithm 1). For each parameter, with N workers, H inner steps,
-the agreed weights x of the last outer step, and the weights x_w that worker w reached from there by H steps of its own
-optimizer:
+Workers train separately. After a number of inner steps, their changes are averaged, and an outer optimizer applies the
+average to the weights that all workers agree on. This is DiLoCo (Douillard et al., arXiv 2311.08105, algorithm 1). For
+each parameter, let x be the agreed weights of the last outer step, and x_w the weights of worker w after H inner steps
+from x with its own optimizer. With N workers:
 
-    d_w = (x - x_w) / N                  the pseudo-gradient of worker w
-    d = the exchange's sum of d_w        a sum in a format, or compressed messages, with or without error feedback
-    v = momentum * v + d                 v = 0 initially
-    x = x - lr * (d + momentum * v)      with nesterov; x - lr * v without it
+    d_w = (x - x_w) / N                  The pseudo-gradient of worker w.
+    d = sum of d_w                       Computed in a format, or from compressed messages, with or without error
+                                         feedback.
+    v = momentum * v + d                 v is initially 0.
+    x = x - lr * (d + momentum * v)      With nesterov. Without nesterov: x = x - lr * v.
 
-Then every x_w continues from x. The state of its inner optimizer and its buffers (BatchNorm) remain separate. With lr =
-1 and no momentum, x is the mean of x_w: local SGD (Stich, arXiv 1805.09767, algorithm 1).
+Then every worker continues from x. The state of its inner optimizer and its buffers (BatchNorm) remain separate. With
+lr = 1 and without momentum, x becomes the mean of all x_w. This is local SGD (Stich, arXiv 1805.09767, algorithm 1).
 
 Differences from the papers: d_w is divided by N before it is rounded or compressed, as gradients are in data
 parallelism. After the last step of a run, there is always an outer step.
 
-Legend: N workers, W of them on this rank, P parameters. inf and NaN in a worker's weights spread to all workers at the
-outer step if the exchange's format has them. Those that the format turns into finite numbers are counted.
+inf and NaN in a worker's weights spread to all workers at the outer step if the format of the sum has them. Otherwise,
+they become finite numbers, which are counted in `nonfinite`.
+
+Legend: N workers, W of them on this rank, P parameters.
 """
 
 import copy
@@ -48,7 +51,7 @@ class OuterStep:
         inner_steps: The number of inner steps H.
         outer_lr: The learning rate of the outer optimizer.
         outer_momentum: The momentum of the outer optimizer.
-        nesterov: Whether the momentum is of Nesterov's kind.
+        nesterov: Whether to use Nesterov momentum.
 
     Raises:
         ValueError: A setting is out of range.
@@ -70,14 +73,15 @@ class OuterStep:
             raise ValueError(f"inner_steps={inner_steps}: must be a whole number, at least 1")
         if not (_is_number(outer_lr) and outer_lr > 0):
             raise ValueError(
-                f"outer_lr={outer_lr}: must be a number above 0; 1 without momentum is averaging"
+                f"outer_lr={outer_lr}: must be a number above 0. To average the weights, set outer_lr=1 and "
+                "outer_momentum=0"
             )
         if not (_is_number(outer_momentum) and 0 <= outer_momentum < 1):
             raise ValueError(f"outer_momentum={outer_momentum}: must be at least 0 and below 1")
         if not isinstance(nesterov, bool):
             raise ValueError(f"nesterov={nesterov}: choose true or false")
         self.exchange, self.world_size, self.inner_steps = exchange, world_size, inner_steps
-        # torch's SGD does not accept nesterov without momentum, where it has no effect.
+        # torch's SGD does not accept nesterov=True without momentum, although it would have no effect.
         self._settings: dict[str, Any] = {
             "lr": outer_lr,
             "momentum": outer_momentum,
@@ -87,12 +91,15 @@ class OuterStep:
 
     @property
     def longest_chain(self) -> int | None:
-        """The largest number of rounded additions in series, or None if unknown."""
+        """The largest number of rounded additions that one worker's value passes through, or None if unknown."""
         return self.exchange.longest_chain
 
     @property
     def nonfinite(self) -> int:
-        """The number of inf and NaN in pseudo-gradients, as in `GradientSync`; 0 after a step without an exchange."""
+        """The number of inf and NaN in pseudo-gradients, as in `GradientSync`.
+
+        It is 0 if no outer step followed the latest step.
+        """
         return self.exchange.nonfinite if self.exchanged else 0
 
     def begin(self, start_P: Sequence[Tensor]) -> None:
@@ -102,15 +109,16 @@ class OuterStep:
         self.optimizer = torch.optim.SGD(self.agreed, **self._settings)
 
     def is_due(self, step: int) -> bool:
-        """Return whether an outer step follows an inner step, counted from 0."""
+        """Return whether an outer step follows inner step `step`, counted from 0."""
         return (step + 1) % self.inner_steps == 0
 
     def pseudo_gradients(self, x_PxW: Sequence[Tensor]) -> list[Tensor]:
-        """Return d_w before the exchange, (W, ...) float32, for each parameter.
+        """Return the pseudo-gradients d_w (W, ...), float32, for each parameter.
 
         Args:
-            x_PxW: The weights (W, ...) of each parameter, with any floating-point dtype. Weights with fewer bits than
-                float32 began at agreed weights rounded to that dtype, so they are compared with rounded weights.
+            x_PxW: The weights (W, ...) of each parameter, with any floating-point dtype. Weights in a dtype with fewer
+                bits than float32 started from the agreed weights rounded to that dtype. The pseudo-gradient is
+                therefore the difference from the rounded agreed weights.
         """
         return [
             (agreed.to(x_W.dtype).float() - x_W.detach().float()).div_(self.world_size)
@@ -148,15 +156,15 @@ class OuterStep:
         return stacks, mean
 
     def wire_bytes(self) -> dict[str, int]:
-        """Return the payload bytes of the latest step, which are 0 without an outer step.
+        """Return the payload bytes of the latest step, which are 0 if no outer step followed it.
 
-        The mean over all steps is the bytes of an outer step divided by H.
+        On average, a step takes the bytes of an outer step divided by H.
         """
         of_exchange = self.exchange.wire_bytes()
         return of_exchange if self.exchanged else dict.fromkeys(of_exchange, 0)
 
     def memory_bytes(self) -> int:
-        """Return the bytes that a worker stores in addition to its weights: agreed weights and outer momentum."""
+        """Return the bytes of the agreed weights and the outer momentum, which a worker stores besides its weights."""
         momentum = 4 if self._settings["momentum"] else 0
         return (4 + momentum) * sum(agreed.numel() for agreed in self.agreed)
 
@@ -185,20 +193,20 @@ SUM_OPTIONS = tuple(option.name for option in fields(Sum)[1:])
 
 
 class LocalSync(OuterStep):
-    """Outer steps in a run, with a sum in the run's format or with compressed messages.
+    """Performs outer steps in a run, with a sum in the run's format or with compressed messages.
 
     conf/sync/local.yaml describes the settings. The other arguments are those of `AllReduceSync`.
 
     Args:
-        inner_steps: The number of inner steps.
+        inner_steps: The number of inner steps between two outer steps.
         outer_lr: The learning rate of the outer optimizer.
         outer_momentum: The momentum of the outer optimizer.
-        nesterov: Whether the momentum is of Nesterov's kind.
+        nesterov: Whether to use Nesterov momentum.
         world_size: The number of workers.
         format: The format of the sum.
-        compressor: The compressor of messages. With None or `Rounded`, pseudo-gradients are summed in the format.
-            Messages of other compressors are added in float32, and of the settings of a sum only error_feedback has an
-            effect.
+        compressor: The compressor of messages. With None or `Rounded`, pseudo-gradients are summed in the format. The
+            messages of other compressors are decoded and added in float32, so that error_feedback is the only setting
+            of the sum that has an effect.
         group: The process group.
         run_settings: Further settings of the run and of the sum.
 
@@ -232,12 +240,12 @@ class LocalSync(OuterStep):
 
 
 def make_all_reduce_sync(*, format: str | NumberFormat | Sum, **run_settings: Any) -> AllReduceSync:
-    """Return an all-reduce from settings of the run and of the sum."""
+    """Create an `AllReduceSync` from the settings of the run and of the sum."""
     how = Sum.of(
         format, **{option: run_settings.pop(option) for option in SUM_OPTIONS if option in run_settings}
     )
     if how.fmt.is_fp32:
-        how = Sum.of(how, error_feedback=False)  # fp32 has no rounding errors to store
+        how = Sum.of(how, error_feedback=False)  # With fp32, there are no rounding errors to store.
     return AllReduceSync(format=how, **run_settings)
 
 

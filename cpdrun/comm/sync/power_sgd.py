@@ -1,26 +1,27 @@
-"""PowerSGD: the mean gradient of workers that send two thin factors of each matrix.
+"""PowerSGD: synchronization of workers that send two low-rank factors of each gradient matrix.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
 1905.13727, algorithms 1 and 2. Each layer is a matrix of R rows (the parameter's first axis) and C columns (all other
-axes). With the gradients g_w of N workers, already divided by N, and a Q (C, r) that all workers have:
+axes). With the gradients g_w of N workers, already divided by N, and a matrix Q (C, r) that is equal on all workers:
 
-    M_w = g_w + e_w                      e_w = 0 initially, and without error feedback
+    M_w = g_w + e_w                      e_w is initially 0, and always 0 without error feedback.
     P   = orthonormal(sum of M_w Q)      (R, r)
-    Q_w = M_w^T P                        (C, r), sent by each worker; Q = sum of Q_w
+    Q_w = M_w^T P                        (C, r). Each worker sends Q_w.
+    Q   = sum of Q_w
     result = P Q^T
-    e_w = M_w - P Q_w^T                  0 if not finite; Q_w includes the rounding of the format
+    e_w = M_w - P Q_w^T                  Q_w includes the rounding of the format. Errors that are not finite become 0.
 
 The two sums use the run's format, scaling, order and rounding, by default fp32 and worker order. The next step begins
 with orthonormal(Q) (warm start: one step of power iteration per training step). Vectors, scalars, and matrices that
 would be compressed too little (min_compression_rate) are summed as a whole in the run's format. Layers in full
-precision are summed in fp32. Workers only exchange sums, so the bytes that each sends do not grow with N, unlike the
-messages of `compressed_sync.py`.
+precision are summed in fp32. Workers only exchange sums, so the number of bytes that each worker sends does not grow
+with N, unlike with the messages of `compressed_sync.py`.
 
-Differences from the paper: both factors are made orthonormal with Householder's QR in float64, whereas the paper uses
-Gram-Schmidt for P only. The columns span the same space. But if a P or Q lacks full rank (a layer of zeros), QR
-completes it with columns that add nothing, whereas a division by their length would give NaN. torch's own hook
-(powerSGD_hook) uses e_w = M_w - result, in which each worker's deviation from the mean accumulates. The sum of the e_w
-is the same, and so is the result, except for float32 rounding.
+Differences from the paper: both factors are made orthonormal with Householder's QR in float64. The paper uses
+Gram-Schmidt for P only. The columns span the same space. But if P or Q does not have full rank (a layer of zeros),
+Gram-Schmidt would divide by zero and produce NaN, whereas QR completes the factor with columns that do not change the
+result. torch's own hook (powerSGD_hook) uses e_w = M_w - result, in which each worker's deviation from the mean
+accumulates. The sum of all e_w is the same, and so is the result, except for float32 rounding.
 
 Legend: N workers, L of them on this rank, n = R C values of a layer, r its rank.
 """
@@ -42,14 +43,15 @@ from cpdrun.comm.sync.base import GradientSync
 from cpdrun.comm.sync.statistics import count_nonfinite
 
 MOST = 2**15
-ALIGNED = 64  # bytes, as torch allocates memory
+ALIGNED = 64  # the alignment in bytes of the memory that torch allocates
 
 
 class PowerSGDSync(GradientSync):
-    """The mean gradient, computed from two factors of each matrix.
+    """Computes the mean gradient from two low-rank factors of each matrix.
 
-    A layer with inf or NaN becomes NaN throughout and starts anew in the next step. Subnormals are those of float32
-    products. -0 may become +0. The settings are those of `AllReduceSync` and of conf/sync/power_sgd.yaml.
+    If a layer contains inf or NaN, its whole result becomes NaN, and its factors are initialized again in the next
+    step. Subnormals are those of float32 products. -0 may become +0. The settings are those of `AllReduceSync` and of
+    conf/sync/power_sgd.yaml.
 
     Raises:
         ValueError: A setting is out of range, or the settings do not fit together.
@@ -75,7 +77,9 @@ class PowerSGDSync(GradientSync):
     ) -> None:
         check_whole("rank", rank, MOST)
         if isinstance(min_compression_rate, bool) or not 0 <= min_compression_rate < float("inf"):
-            raise ValueError(f"min_compression_rate must be a number from 0 on, not {min_compression_rate}")
+            raise ValueError(
+                f"min_compression_rate must be a number of at least 0, not {min_compression_rate}"
+            )
         self.rank, self.min_compression_rate, self.warm_start = rank, min_compression_rate, warm_start
         self.seed, self.names = seed, list(parameter_names)
         how = Sum.of(format, **options, error_feedback=False)
@@ -86,7 +90,7 @@ class PowerSGDSync(GradientSync):
             "epochs": epochs,
             "group": group,
         }
-        remember = error_feedback and not how.fmt.is_fp32  # fp32 makes no errors
+        remember = error_feedback and not how.fmt.is_fp32  # With fp32, there are no rounding errors.
         self.whole = AllReduceSync(
             format=how,
             error_feedback=remember,
@@ -112,7 +116,7 @@ class PowerSGDSync(GradientSync):
     def reduce_layers(
         self, layers: Sequence[int], stacks: Sequence[Tensor], *, step: int, epoch: int, out: Sequence[Tensor]
     ) -> None:
-        """Reduce some of the parameters, as `CompressedSync.reduce_layers` does. Collective."""
+        """Reduce the gradients of some parameters, as `CompressedSync.reduce_layers` does. Collective."""
         thin = [k for k, p in enumerate(layers) if self._factored(p, out[k].shape, epoch)]
         rest = [k for k in range(len(layers)) if k not in thin]
         flat = [self._with_residuals(layers[k], stacks[k].detach()) for k in rest]
@@ -123,13 +127,16 @@ class PowerSGDSync(GradientSync):
             out[k].copy_(total.view(out[k].shape))
 
     def _with_residuals(self, p: int, stack: Tensor) -> Tensor:
-        """Return gradients (L, n) that are summed as a whole, plus the residuals of an earlier epoch's factors."""
+        """Return the gradients (L, n) of a parameter that is summed as a whole, plus its residuals.
+
+        There are residuals if the parameter was factored in an earlier epoch.
+        """
         rows_Lxn = stack.reshape(self.workers.share, -1)
         residual_Lxn = self.feedback.take(self.names[p]) if self.feedback else None
         return rows_Lxn if residual_Lxn is None else rows_Lxn + residual_Lxn.to(rows_Lxn.device)
 
     def rank_of(self, rows: int, columns: int) -> int:
-        """Return the rank r of a matrix's factors, or 0 if it is summed as a whole."""
+        """Return the rank r of the factors of a matrix of this size, or 0 if the matrix is summed as a whole."""
         r = min(rows, columns, self.rank)
         return r if (rows + columns) * r * self.min_compression_rate < rows * columns else 0
 
@@ -139,7 +146,7 @@ class PowerSGDSync(GradientSync):
         return self.rank_of(shape[0], shape[1:].numel()) > 0
 
     def _factor(self, layers: Sequence[int], stacks: Sequence[Tensor], step: int) -> list[Tensor]:
-        """Return P Q^T, (R, C) float32, of each layer. The stacks have shape (L, R, ...)."""
+        """Return the result P Q^T (R, C), float32, for each layer. The stacks have shape (L, R, ...)."""
         names = [self.names[p] for p in layers]
         matrices = [self._matrices(name, stack) for name, stack in zip(names, stacks, strict=True)]
         right = [
@@ -157,10 +164,10 @@ class PowerSGDSync(GradientSync):
         return [P @ Q.T for P, Q in zip(left, right, strict=True)]
 
     def _matrices(self, name: str, stack: Tensor) -> list[Tensor]:
-        """Return M_w (R, C) of this rank's workers, each aligned as if it had its own memory.
+        """Return M_w (R, C) for each worker of this rank, aligned like newly allocated memory.
 
-        The alignment of a factor may change the last bits of a product, and the number of workers in a process must
-        not.
+        The alignment of a factor may change the last bits of a product. With equal alignment, the result does not
+        depend on the number of workers in a process.
         """
         rows_Lxn = stack.reshape(len(stack), -1)
         if self.feedback:
@@ -169,7 +176,7 @@ class PowerSGDSync(GradientSync):
         return [row_n.view(stack.shape[1], -1) for row_n in rows]
 
     def _start(self, name: str, matrix_RxC: Tensor, step: int) -> Tensor:
-        """Return Q (C, r): the latest one, or a random one, which is equal on all ranks."""
+        """Return Q (C, r), which is equal on all ranks: the latest Q if there is one, otherwise a random matrix."""
         R, C = matrix_RxC.shape
         if name in self._right:
             return self._right[name].to(matrix_RxC.device)
@@ -217,10 +224,10 @@ class PowerSGDSync(GradientSync):
 
 
 def orthonormal(factor: Tensor) -> Tensor:
-    """Return orthonormal columns that span the given columns and, if those are dependent, more.
+    """Return a matrix (n, r) with orthonormal columns that span the columns of the given matrix.
 
-    The factor is (n, r), float32, with r <= n. QR is computed in float64 and rounded once. If any value is inf or NaN,
-    the result is NaN throughout.
+    The given matrix is float32, with r <= n. If its columns are linearly dependent, the result spans a larger space. QR
+    is computed in float64 and rounded once. If any value is inf or NaN, all values of the result are NaN.
     """
     if not torch.isfinite(factor).all():
         return torch.full_like(factor, torch.nan)

@@ -1,27 +1,28 @@
-"""Sharded data parallelism: gradients are reduced to their owners, and weights are gathered. ZeRO stages 1 and 2.
+"""Sharded data parallelism: gradients are reduced to their owners, and weights are gathered from their owners.
 
-Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC 2020,
-arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whole granules (`wire/message_layout.py`).
-The shards of a rank's workers are adjacent.
+This is ZeRO, stages 1 and 2. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models" (SC 2020, arXiv:1910.02054). Each of N workers owns 1/N of all elements, in shards of whole granules
+(`wire/message_layout.py`). The shards of a rank's workers are adjacent. A step consists of three parts:
 
-    scatter   g_own = the sum of the workers' gradients in the run's format and order, with the bits of `AllReduceSync`
-    (the owner's optimizer computes new float32 weights: `cpdrun.train.learners.shared_weights`)
-    gather    all workers' w = these weights, in a format of their own
+    scatter     Each owner receives the sum of the workers' gradients in the run's format and order, with the same bits
+                as with `AllReduceSync`.
+    optimizer   The owner's optimizer computes new float32 weights m (`cpdrun.train.learners.shared_weights`).
+    gather      All workers receive these weights, in a format that is chosen separately.
 
-The gather rounds, packs and sends each layer (one parameter tensor) of the owners' float32 weights m; all workers
-decode it:
+The gather rounds, packs and sends each layer (one parameter tensor) of the owners' weights m. All workers decode it to
+weights w:
 
-    w = Q(m)                                     for a format of 8 exponent bits, or without a scaling rule
-    w = Q(m 2^s) 2^-s                            with a rule: s = emax - ceil(log2(max|m|)) of the whole layer (as in
-                                                 APS)
-    w += Q((m - w) 2^s) 2^-s                     with differences=true: s of max|m - w|, w the latest decoded weights
+    w = Q(m)                    If the format has 8 exponent bits, or without a scaling rule.
+    w = Q(m 2^s) 2^-s           With a scaling rule. s = emax - ceil(log2(max|m|)) of the whole layer, as in APS.
+    w += Q((m - w) 2^s) 2^-s    With differences=true. s is computed from max|m - w|, and w are the latest decoded
+                                weights.
 
 All workers, including the owner, decode the same bytes. With differences, rounding errors are part of the next
-difference, as in error feedback, and the owner's copy of w equals that of all workers (CHOCO-SGD, Koloskova et al.,
-arXiv 1902.00340, hat x).
+difference, as in error feedback. The owner's copy of w equals that of all other workers, like the copies x^ of
+CHOCO-SGD (Koloskova et al., arXiv 1902.00340).
 
 Weights are rounded to nearest even. NaN and inf are kept if the format has them. -0 and subnormals are those of the
-format. A weight beyond the largest value overflows as in `custom_fp.quantize`, to infinity if the format has one.
+format. A weight beyond the largest value overflows as in `custom_fp.quantize`, to infinity if the format has infinity.
 
 A worker sends (N-1)/N n k/8 bytes of gradients and (N-1)/N n k'/8 bytes of weights, plus 4 bytes per layer for the
 agreement on s. A difference from ZeRO: sums have a defined order and format, and are equal for any number of processes.
@@ -53,7 +54,7 @@ from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.wire.message_layout import GRANULE, Layout, PackedSlice, Sharding, shard_evenly
 from cpdrun.comm.workers import Workers
 
-KEEPS_RANGE = 8  # exponent bits of float32; a format with this range does not need a scale
+KEEPS_RANGE = 8  # the exponent bits of float32. A format with the same range needs no scale.
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class Weights:
         mine: For each layer, the part that this rank owns, (n_own,) float32, contiguous.
         numels: The number of elements of each whole layer.
         sharding: The parts that each worker owns.
-        place: place(owner, piece) returns the memory (numel,) for the elements of a slice that rank `owner` owns,
-            float32, contiguous. With differences, the elements are added to the memory's contents.
+        place: A function. place(owner, piece) returns the memory (numel,), float32 and contiguous, for the decoded
+            elements of a slice that rank `owner` owns. With differences, the elements are added to the values in this
+            memory.
     """
 
     names: Sequence[str]
@@ -78,7 +80,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Payload bytes, including the agreement on scales, counted as in `SumReport`."""
+    """The payload bytes of an exchange, counted as in `SumReport`. They include the agreement on scales."""
 
     real_worker_bytes: int = 0
     sent_bytes: int = 0
@@ -111,7 +113,9 @@ class WeightGather:
             N, ranks = self.workers.world_size, self.workers.ranks
             sharding = weights.sharding.by_rank(ranks)
             layout = layout_of(weights.numels, self.fmt.bits, ranks, SEGMENT_VALUES, sharding)
-            (level,) = self.how.ordering.levels(1)  # Nothing is added, so there is one summand.
+            (level,) = self.how.ordering.levels(
+                1
+            )  # A gather adds nothing, so the level has a single summand.
             prefetched = PrefetchedShifts(
                 self.shifts,
                 level,
@@ -190,8 +194,8 @@ def gather_format(fmt: NumberFormat | str) -> NumberFormat:
     found = parse(fmt)
     if found.has_scales:
         raise ValueError(
-            f"gather={found}: weights are gathered in a format without scales of its own, such as bf16 or e4m3, which "
-            "aps=true gives one scale a layer"
+            f"gather={found}: the format of gathered weights must not have its own scales. Set, for example, "
+            "gather=bf16, or gather=e4m3 with aps=true, which scales each layer"
         )
     return found
 
@@ -203,7 +207,7 @@ class ShardedSync(GradientSync):
 
     Args:
         gather: The format of the gathered weights.
-        differences: Whether differences from the latest decoded weights are gathered.
+        differences: Whether to gather the differences from the latest decoded weights instead of the weights.
         run_settings: The arguments of `AllReduceSync`.
 
     Raises:
@@ -233,13 +237,13 @@ class ShardedSync(GradientSync):
 
     @property
     def shards_of_mine(self) -> list[list[slice]]:
-        """For each worker of this rank, the slice of each layer that it owns."""
-        return [self.shards.sharding.owned_by(worker, len(self.names)) for worker in self.workers.mine]
+        """The slice of each layer that a worker owns, for each worker of this rank."""
+        return [self.shards.sharding.owned_by(worker, len(self.names)) for worker in self.workers.local]
 
     def scatter(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:
         """Reduce gradients to their owners. Collective.
 
-        The arguments and the attribute `nonfinite` are those of `reduce_stacked`.
+        The arguments are those of `reduce_stacked`. The attribute `nonfinite` is updated in the same way.
 
         Returns:
             This rank's part (n_own,) of each layer of the result.
@@ -253,7 +257,7 @@ class ShardedSync(GradientSync):
         return sums
 
     def gather_(self, mine: Sequence[Tensor], weights: Sequence[Tensor], *, epoch: int) -> None:
-        """Replace the weights by the decoded weights of their owners. Collective.
+        """Gather the weights from their owners, and replace this rank's weights by the decoded weights. Collective.
 
         Args:
             mine: For each layer, this rank's part (n_own,).
@@ -270,7 +274,10 @@ class ShardedSync(GradientSync):
                     self._gathered += kind.run(self._weights(chosen, mine, flat, kind.differences))
 
     def whole(self, mine: Sequence[Tensor]) -> list[Tensor]:
-        """Return each layer (n,) from the parts of all ranks, for inspection. The bytes are not counted. Collective."""
+        """Return each whole layer (n,) from the parts of all ranks, for inspection. Collective.
+
+        The bytes of this exchange are not counted.
+        """
         flat = [part.new_zeros(numel) for part, numel in zip(mine, self.shards.numels, strict=True)]
         self.in_full.run(self._weights(range(len(flat)), mine, flat, False))
         return flat
@@ -302,7 +309,7 @@ class ShardedSync(GradientSync):
         return self.gradients.statistics(stacks, mean_gradient)
 
     def wire_bytes(self) -> dict[str, int]:
-        """Return the payload bytes of the latest `scatter` and `gather_`."""
+        """Return the payload bytes of the latest calls of `scatter` and `gather_`."""
         of_gradients = self.gradients.wire_bytes()
         return {
             "bytes_per_step_sent": of_gradients["bytes_per_step_sent"] + self._gathered.sent_bytes,

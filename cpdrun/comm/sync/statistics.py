@@ -1,4 +1,4 @@
-"""Statistics of the effect of a format on the gradients of a layer in one step."""
+"""Statistics that describe how a format changes the gradients of a layer in one step."""
 
 import functools
 import math
@@ -16,13 +16,13 @@ from cpdrun.comm.sums.codec import quantize_scaled
 from cpdrun.comm.sums.sum import Sum
 from cpdrun.comm.workers import Workers
 
-_NO_EXPONENT = -1000  # less than the exponent of any float32 number
+_NO_EXPONENT = -1000  # a placeholder that is smaller than the exponent of any float32 number
 
 
 def count_nonfinite(tensors: Sequence[Tensor]) -> int:
     """Return the number of elements that are inf or NaN.
 
-    A GPU is synchronized once. In the usual case without such elements, only sums are computed.
+    The function synchronizes a GPU only once. In the usual case without such elements, it computes only sums.
     """
     if not tensors or math.isfinite(functools.reduce(torch.add, [tensor.sum() for tensor in tensors])):
         return 0
@@ -31,9 +31,10 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> int:
 
 @lru_cache(maxsize=64)
 def hides_nonfinite(how: Sum) -> tuple[bool, bool]:
-    """Return whether the format turns inf, and NaN, into finite numbers."""
+    """Return two values: whether the sum turns inf into a finite number, and whether it turns NaN into one."""
     values = torch.tensor([math.inf, math.nan])
-    for _ in ("a worker's gradient", "the sum"):  # NaN may become inf, and then the largest value.
+    # Round twice, as a worker's gradient and its sum are. NaN may first become inf, and then the largest value.
+    for _ in ("a worker's gradient", "the sum"):
         values = custom_fp.quantize(values, how.fmt, overflow=how.overflow)
     return tuple(torch.isfinite(values).tolist())
 
@@ -49,15 +50,18 @@ def count_hidden(tensors: Sequence[Tensor], how: Sum) -> int:
 def layer_statistics(
     gradients: Tensor, total: Tensor, shifts: Sequence[int], how: Sum, workers: Workers
 ) -> dict[str, Any]:
-    """Return statistics over all N workers, equal on all ranks and for every assignment of workers. Collective.
+    """Return statistics over all N workers. Collective.
 
-        exponent_min, exponent_max  floor(log2|g|) of the finite non-zero values; None if there are none
-        underflow                   fraction of the finite non-zero values that the format rounds to zero
-        overflow                    fraction of the finite values that the format rounds to inf or NaN
-        nonfinite                   number of values that are inf or NaN, whatever the format turns them into
-        sum_error                   ||total - S|| / ||S|| with the float64 sum S; None if S is zero or not finite
+    The result is equal on all ranks and for every assignment of workers to ranks. Its keys:
 
-    With error feedback, the workers send gradients plus residuals. These are the statistics of the gradients.
+        exponent_min, exponent_max  The smallest and the largest floor(log2|g|) of the finite non-zero values. None if
+                                    there are no such values.
+        underflow                   The fraction of the finite non-zero values that the format rounds to zero.
+        overflow                    The fraction of the finite values that the format rounds to inf or NaN.
+        nonfinite                   The number of inf and NaN in the gradients, before they are rounded.
+        sum_error                   ||total - S|| / ||S|| with the float64 sum S. None if S is zero or not finite.
+
+    With error feedback, the workers send gradients plus residuals. The statistics describe the gradients only.
 
     Args:
         gradients: The gradients of this rank's L workers, (L, ...), float32.
@@ -67,7 +71,7 @@ def layer_statistics(
         workers: The assignment of workers to ranks.
     """
     stack_Lxn = gradients.reshape(len(shifts), -1)
-    if how.is_stochastic:  # statistics of the expected rounding, without new random numbers
+    if how.is_stochastic:  # Use rounding to nearest for the statistics, because it needs no random numbers.
         how = replace(how, rounding="nearest_even")
     rounded_Lxn = torch.stack([quantize_scaled(g, s, how) for g, s in zip(stack_Lxn, shifts, strict=True)])
     finite, nonzero = torch.isfinite(stack_Lxn), stack_Lxn != 0
@@ -100,5 +104,5 @@ def _relative_error(total_n: Tensor, exact_n: Tensor) -> float | None:
     if not 0 < norm < float("inf"):
         return None
     error = torch.linalg.vector_norm(total_n.to(torch.float64) - exact_n).item() / norm
-    # The order in which ranks add the float64 sum is unknown. It does not affect six digits.
+    # The order in which the ranks add the float64 sum is unknown, but it does not affect the first six digits.
     return float(f"{error:.6g}") if error < float("inf") else None

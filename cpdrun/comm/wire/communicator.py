@@ -15,20 +15,23 @@ from cpdrun.comm.wire.lost_ranks import hang_up, naming_lost_ranks
 from cpdrun.comm.workers import Workers
 
 Transfer = tuple[int, Tensor]
-"""A rank of the group, and the bytes to send to it or the memory for the bytes that it sends."""
+"""A rank of the group, and a tensor: the bytes to send to the rank, or the memory for the bytes received from it."""
 
 
 def checked_work(work: dist.Work | None) -> dist.Work:
-    """Return the handle of an operation.
+    """Return the handle of an operation, after checking that it is not None.
 
-    torch returns None on a rank that does not belong to the group. Such a rank must not take part in an exchange.
+    torch returns None on a rank that does not belong to the group. Such a rank must not call exchanges.
     """
     assert work is not None
     return work
 
 
 def checked_group(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
-    """Return the group. torch gives a number to a rank that does not belong to the group, and None without groups."""
+    """Return the group, after checking that it is a process group.
+
+    torch represents the group by a number on ranks that do not belong to it, and by None if there are no groups.
+    """
     assert isinstance(group, dist.ProcessGroup)
     return group
 
@@ -37,15 +40,15 @@ def new_group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return a new group of the same ranks in the same order. Collective."""
     ranks = dist.get_process_group_ranks(group)
     backend = None if group is dist.group.WORLD else dist.get_backend(group)
-    # Versions of torch that have unsorted groups accept this argument.
+    # Only versions of torch that support groups of unsorted ranks accept this argument.
     unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
     return checked_group(dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted))
 
 
 class Communicator:
-    """The ranks of a process group. Ranks are numbered within the group.
+    """Sends and receives tensors between the ranks of a process group. Ranks are numbered within the group.
 
-    Receives must be posted before sends.
+    Start receives before sends, because gloo is faster in this order.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -53,7 +56,7 @@ class Communicator:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.others = [
             (self.rank + i) % self.ranks for i in range(1, self.ranks)
-        ]  # staggered, so that not all ranks send to rank 0 first
+        ]  # Each rank begins with its successor, so that not all ranks send to rank 0 first.
         self._address = [dist.get_global_rank(group, r) if group else r for r in range(self.ranks)]
 
     def receive(self, rank: int, into: Tensor, tag: Tag) -> dist.Work:
@@ -67,7 +70,7 @@ class Communicator:
     def exchange(self, receives: Sequence[Transfer], sends: Sequence[Transfer], tag: Tag) -> None:
         """Receive and send all tensors, and wait until this is done.
 
-        If two ranks exchange several tensors, they are matched in order. Tensors must not be empty.
+        If two ranks exchange several tensors, these are matched in order. Tensors must not be empty.
 
         Raises:
             RankLost: Another rank is lost.
@@ -122,7 +125,7 @@ class MessageExchange:
     """An exchange of messages between neighboring workers.
 
     The message of a worker is sent once to each rank that emulates one of its neighbors. Messages between two ranks are
-    matched in the order of the workers' numbers.
+    matched in ascending order of the senders.
 
     Args:
         neighbours: For each worker, the workers whose messages it receives.
@@ -130,10 +133,10 @@ class MessageExchange:
     """
 
     def __init__(self, neighbours: Sequence[Sequence[int]], workers: Workers):
-        self.workers, self.mine = workers, workers.mine
+        self.workers, self.mine = workers, workers.local
         self.communicator = Communicator(workers.group) if workers.ranks > 1 else None
         ranks = range(workers.ranks)
-        needs = [{j for i in workers.played_by(rank) for j in neighbours[i]} for rank in ranks]
+        needs = [{j for i in workers.emulated_by(rank) for j in neighbours[i]} for rank in ranks]
         self.needed = sorted({*self.mine, *needs[workers.rank]})
         self._place = {worker: x for x, worker in enumerate(self.needed)}
         self.receives = [(j, workers.owner(j)) for j in self.needed if j not in self.mine]

@@ -2,11 +2,11 @@
 
 gloo reports only that some address closed the connection or that an operation took too long.
 
-The connections of a killed rank close at once, so every rank that waits for it gets an error. gloo then closes the
-other connections of that rank, too. A closed connection alone therefore does not identify the lost rank. For this
-reason, a rank that gets an error first signs the store of the process group. A rank that is disconnected and has not
-signed is lost. If the error of a signed rank was a timeout, the missing rank hangs: the connections of a dead rank
-would have closed earlier.
+If a rank is killed, its connections close at once, so every rank that waits for it gets an error. gloo then also closes
+all other connections of a rank that got an error. Therefore, a closed connection alone does not identify the lost rank.
+For this reason, each rank that gets an error first signs the store of the process group. A rank is lost if its
+connection is closed and it has not signed. If a rank that has signed got a timeout, the missing rank hangs, because the
+connections of a dead rank would have closed earlier.
 """
 
 import re
@@ -21,9 +21,13 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from cpdrun.comm.wire import Tag
 
-SETTLE_S = 1.0  # time until all remaining ranks have got their error and signed
-SETTLE_LATE_S = 3.0  # the same after a timeout, because ranks do not begin to wait at the same time
-LINGER_S = 2.0  # The store may be in this process, and other ranks still need it.
+SETTLE_S = (
+    1.0  # the time until the remaining ranks have received their errors and set their keys in the store
+)
+SETTLE_LATE_S = (
+    3.0  # the same time after a timeout. It is longer because ranks do not start to wait at the same time.
+)
+LINGER_S = 2.0  # the time before this process ends. Other ranks may still need the store, which may be in this process.
 SIGNATURE = "cpdrun/alive after an error/"
 LATE = "late"
 
@@ -34,7 +38,7 @@ class RankLost(RuntimeError):
 
 @contextmanager
 def naming_lost_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Turn the process group's errors in the block into `RankLost`, which names the lost ranks."""
+    """Convert the process group's errors inside a `with` block to `RankLost`, whose message names the lost ranks."""
     try:
         yield
     except RuntimeError as error:
@@ -44,7 +48,7 @@ def naming_lost_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def _explain(error: RuntimeError, group: dist.ProcessGroup | None) -> str:
-    # gloo's message begins with its source file and ends with advice.
+    # gloo's message begins with the name of its source file and ends with advice. Remove both.
     cause = re.sub(r"^\[\S+\] ", "", str(error).strip().splitlines()[0]).split(". This is")[0]
     me = dist.get_rank()
     missing, late = _missing_ranks(me, group, late=cause.startswith("Timed out"))
@@ -56,15 +60,15 @@ def _explain(error: RuntimeError, group: dist.ProcessGroup | None) -> str:
 
 
 def _missing_ranks(me: int, group: dist.ProcessGroup | None, *, late: bool) -> tuple[list[int], bool]:
-    """Return the lost ranks, and whether they hang instead.
+    """Return the lost or hanging ranks, and whether they hang.
 
     Args:
         me: This rank.
         group: The process group.
-        late: Whether this rank's own wait timed out.
+        late: Whether this rank's own operation timed out.
 
     Returns:
-        The global ranks, or an empty list if the backend cannot tell; and whether they hang.
+        A tuple: the global ranks, or an empty list if the backend cannot identify them, and whether these ranks hang.
     """
     if dist.get_backend(group) != "gloo":
         return [], late
@@ -78,12 +82,12 @@ def _missing_ranks(me: int, group: dist.ProcessGroup | None, *, late: bool) -> t
         hang_up([peer for peer in ranks if peer != me], group)
         time.sleep(LINGER_S)
         return missing, LATE.encode() in signed.values()
-    except RuntimeError:  # The store is lost. Without a launcher, it was in rank 0.
+    except RuntimeError:  # The process that contains the store has ended. Without a launcher, that is rank 0.
         return [0], False
 
 
 def _cut_off(me: int, group: dist.ProcessGroup | None) -> list[int]:
-    """Return the ranks to which the connection is closed. Posting a receive from them fails at once."""
+    """Return the ranks whose connection to this rank is closed. Starting a receive from such a rank fails at once."""
     closed = []
     for peer in dist.get_process_group_ranks(group or dist.group.WORLD):
         if peer != me:
@@ -97,13 +101,14 @@ def _cut_off(me: int, group: dist.ProcessGroup | None) -> list[int]:
 def hang_up(peers: Sequence[int], group: dist.ProcessGroup | None) -> None:
     """Close the connections to other ranks after an error.
 
-    One of them may be waiting for this rank, which will not send again, and may have no connection to the lost rank.
-    gloo closes all connections of a rank when one of its own waits times out.
+    Another rank may be waiting for this rank, which will not send anything more. That rank gets no error from the lost
+    rank if it has no connection to it. gloo closes all connections of a rank when one of the rank's own operations
+    times out, so this function starts a receive that times out.
     """
     if dist.get_backend(group) != "gloo":
         return
     for peer in peers:
         with suppress(RuntimeError):  # The timeout is intended, or the connection is already closed.
             work = dist.irecv(torch.empty(1, dtype=torch.uint8), peer, group, Tag.HANG_UP)
-            assert work is not None  # This rank belongs to the group.
+            assert work is not None  # torch returns None only on ranks that do not belong to the group.
             work.wait(timedelta(milliseconds=1))

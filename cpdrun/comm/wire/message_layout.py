@@ -1,16 +1,16 @@
-"""The layout of messages: which bytes of which message contain which elements.
+"""The layout of messages, which determines the position of each element in the messages of an exchange.
 
 A `Sharding` defines which rank owns which slices of the layers. There are two kinds:
 
-    shard_evenly    All layers form one sequence, which is divided into shards of equal size. A layer is divided only
-                    between granules of a fixed number of values.
+    shard_evenly    All layers form one sequence, which is divided into shards of equal size. A layer is only divided at
+                    the boundaries of granules, which are blocks of a fixed number of values.
     shard_by_rows   Each layer is divided along its first dimension, as in FSDP2 (torch.chunk). The last shards of a
                     layer may be smaller or empty.
 
-A `Layout` divides shards into messages. Each slice is packed separately, with 8 k-bit codes in k bytes, and its last
-block is padded. A shard is the sequence of a rank's slices. It is divided into segments, and each segment is one
-message. A segment contains `PackedSlice` objects, at most one per slice. Shorter shards are padded, so that all ranks'
-messages have the same size and no message is empty, for any number of values.
+A `Layout` divides shards into messages. Each slice is packed separately, in blocks of 8 k-bit codes, which take k
+bytes, and its last block is padded. A shard is the sequence of a rank's slices. A shard is divided into segments, and
+each segment is one message. A segment contains at most one `PackedSlice` of each slice. Shorter shards are padded, so
+that the messages of all ranks have the same size and no message is empty, for any number of values.
 """
 
 from bisect import bisect_right
@@ -34,8 +34,8 @@ class PackedSlice:
 
     Attributes:
         layer: The index of the layer.
-        start: The first element.
-        stop: The end of the elements.
+        start: The index of the first element.
+        stop: The index after the last element.
         size: The number of bytes of the packed elements.
         byte: The position of the first byte in the message.
     """
@@ -55,7 +55,7 @@ class PackedSlice:
         return message[self.byte : self.byte + self.size]
 
     def part(self, start: int, stop: int) -> slice:
-        """Return the bytes, relative to the slice, that contain the layer's elements [start, stop).
+        """Return the range of bytes, relative to this slice, that contains the layer's elements [start, stop).
 
         The format must not have scales, and `start` must be a multiple of 8.
         """
@@ -88,13 +88,13 @@ def _in_a_row(pieces: Iterable[PackedSlice]) -> Iterable[PackedSlice]:
 
 
 BLOCK = 8
-"""Number of values that fill whole bytes in any format."""
+"""The number of values in a block. In any format, a block fills whole bytes."""
 
 GRANULE = 64
-"""Number of values in a granule: whole vectors of the processor's elementwise loops.
+"""The number of values in a granule. It is a multiple of the vector length in the processor's elementwise loops.
 
-All elements of a granule are processed in the same way, wherever the granule begins. So an optimizer's result for an
-element does not depend on the shard that contains the element.
+Therefore, elementwise loops process an element of a granule in the same way, wherever the granule begins, and an
+optimizer's result for an element does not depend on the shard that contains the element.
 """
 
 
@@ -117,9 +117,9 @@ class Sharding:
         return len(self.slices)
 
     def by_rank(self, ranks: int) -> "Sharding":
-        """Return the sharding among ranks, each with an equal number of consecutive owners.
+        """Return the sharding among ranks, each of which has an equal number of consecutive owners.
 
-        The slices of consecutive owners are adjacent, so a rank has at most one slice of a layer.
+        The slices of consecutive owners are adjacent and are merged, so a rank has at most one slice of each layer.
         """
         share = self.owners // ranks
         if share == 1:
@@ -140,7 +140,7 @@ class Sharding:
         return [owned.get(layer, slice(0, 0)) for layer in range(layers)]
 
     def select(self, chosen: Collection[int]) -> "Sharding":
-        """Return the sharding of the chosen layers, which are numbered from 0."""
+        """Return the sharding of the chosen layers. In the result, these are numbered from 0."""
         number = {layer: k for k, layer in enumerate(chosen)}
         return Sharding(
             tuple(
@@ -156,7 +156,7 @@ def shard_evenly(numels: Sequence[int], owners: int, granule: int) -> Sharding:
     Args:
         numels: The number of elements of each layer.
         owners: The number of shards.
-        granule: Layers are divided only at multiples of this number of elements, a multiple of 8.
+        granule: Layers are divided only at multiples of this number of elements. It must be a multiple of 8.
 
     Returns:
         The sharding. The last shards may be smaller or empty.
@@ -175,10 +175,10 @@ def shard_evenly(numels: Sequence[int], owners: int, granule: int) -> Sharding:
 
 
 def _nearest(firsts: Sequence[int], block: int, granule: int) -> int:
-    """Return the allowed boundary nearest to a block.
+    """Return the allowed boundary of shards that is nearest to a block.
 
-    Boundaries are the ends of layers and the granules inside layers, in units of blocks. `firsts` contains the first
-    block of each layer, and the end of the last layer.
+    Shards may be divided at the ends of layers and, inside layers, at the boundaries of granules. All numbers are in
+    units of blocks. `firsts` contains the first block of each layer, and the end of the last layer.
     """
     layer = min(bisect_right(firsts, block), len(firsts) - 1) - 1
     before = (block - firsts[layer]) // granule * granule + firsts[layer]
@@ -187,13 +187,13 @@ def _nearest(firsts: Sequence[int], block: int, granule: int) -> int:
 
 
 def padded_numel(shape: Sequence[int], owners: int) -> int:
-    """Return the number of elements of one owner's rows, with padding. A scalar is one row."""
+    """Return the number of elements in one owner's rows, including padding. A scalar counts as one row."""
     rows, rest = (shape[0], prod(shape[1:])) if len(shape) else (1, 1)
     return ceil_div(rows, owners) * rest
 
 
 def shard_by_rows(shapes: Sequence[Sequence[int]], owners: int) -> Sharding:
-    """Divide each layer as FSDP2 does, in ceil(rows / owners) rows per owner until none is left."""
+    """Divide each layer as FSDP2 does, with ceil(rows / owners) rows per owner. The last owners have fewer or none."""
 
     def owned(owner: int) -> tuple[Slice, ...]:
         spans = ((layer, padded_numel(shape, owners), prod(shape)) for layer, shape in enumerate(shapes))
@@ -211,11 +211,11 @@ class Layout:
     """The positions of all elements in the messages of an exchange.
 
     Attributes:
-        numels: The number of elements of each layer. Not all are 0.
-        bits: The bits per value.
+        numels: The number of elements of each layer. At least one is not 0.
+        bits: The number of bits per value.
         ranks: The number of ranks.
         segment_values: The largest number of values in a message.
-        sharding: The slices that each rank owns. None means equal shards.
+        sharding: The slices that each rank owns. None divides all layers into equal shards.
     """
 
     numels: tuple[int, ...]
@@ -257,7 +257,7 @@ class Layout:
 
     @property
     def gathered_bytes(self) -> int:
-        """The bytes of its own shard that a rank sends to the other ranks."""
+        """The number of bytes that a rank sends to the other ranks when it sends them its own shard."""
         return (self.ranks - 1) * self.shard_bytes
 
     def sent_bytes(self, local_workers: int = 1) -> int:
@@ -271,7 +271,7 @@ class Layout:
 
     @cached_property
     def last_layers(self) -> list[int]:
-        """For each segment, the last layer that this segment or an earlier one contains, in any shard."""
+        """For each segment, the largest index of a layer in this and all earlier segments of all shards."""
         found, last = [], 0
         for t in range(self.segments):
             last = max([last, *(piece.layer for shard in self.pieces for piece in shard[t])])
@@ -280,7 +280,7 @@ class Layout:
 
     def _cut(self, owned: tuple[Slice, ...]) -> list[list[PackedSlice]]:
         segments: list[list[PackedSlice]] = [[] for _ in range(self.segments)]
-        block = 0  # of the shard
+        block = 0  # the index of the block in the shard
         for layer, start, stop in owned:
             while start < stop:
                 segment, place = divmod(block, self.segment_blocks)

@@ -1,12 +1,15 @@
-"""Transport of packed bytes, one segment at a time: to the owner of each shard, and from the owners to all ranks.
+"""Transport of packed bytes, one segment at a time.
+
+First, gradients are sent to the owner of each shard. Then the owners send the sums to all ranks.
 
 `transport_for` selects one of two implementations:
 
-    PointToPoint   For gloo and CPU memory: sends and receives of single segments. Every receive is posted before the
+    PointToPoint   For gloo and CPU memory. Sends and receives single segments. Every receive is started before the
                    first send, because otherwise gloo loses half of its throughput.
-    Collectives    For any backend and device (nccl): an asynchronous all_to_all and all_gather for each segment.
+    Collectives    For any other backend and device, such as nccl. Uses an asynchronous all_to_all and all_gather for
+                   each segment.
 
-Legend: P ranks, L workers per rank, T segments, B bytes of a worker's segment. Buffers are reused by the next call.
+Legend: P ranks, L workers per rank, T segments, B bytes of a worker's segment. The next exchange reuses all buffers.
 """
 
 from abc import ABC, abstractmethod
@@ -22,11 +25,16 @@ from cpdrun.comm.wire.message_layout import Layout
 
 
 class Transport(ABC):
-    """The buffers and messages of one sum.
+    """The base class of transports, which manage the buffers and messages of a sum.
 
-    Call `begin`. Then, for each segment in order, fill `outgoing` and call `send_to_owners`; call `wait_for_workers`,
-    fill `own_sum` and call `send_to_all`; call `wait_for_sums`. At the end, call `finish`. Either half may be used
-    alone.
+    First, call `begin`. Then repeat the following steps for each segment, in order:
+
+        1. Fill `outgoing` and call `send_to_owners`.
+        2. Call `wait_for_workers`, fill `own_sum` and call `send_to_all`.
+        3. Call `wait_for_sums`.
+
+    At the end, call `finish`. A reduce-scatter omits `send_to_all` and `wait_for_sums`. An all-gather omits
+    `send_to_owners` and `wait_for_workers`.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -60,7 +68,7 @@ class Transport(ABC):
         return [part.view(rows, -1) for part in parts] if rows else []
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
-        """Return the buffer (B,) for the message of this rank's `worker`-th worker to `owner`."""
+        """Return the buffer (B,) for the message to rank `owner` from the worker with local index `worker`."""
         return self._outgoing[segment][owner * self.local + worker]
 
     def own_sum(self, segment: int) -> Tensor:
@@ -89,7 +97,7 @@ class Transport(ABC):
 
 
 class PointToPoint(Transport):
-    """Sends and receives of single segments."""
+    """Sends and receives single segments."""
 
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
         super().begin(layout, local, scatter=scatter, gather=gather)
@@ -105,7 +113,7 @@ class PointToPoint(Transport):
         return [self.communicator.receive(p, rows[p], tag) for p in self.communicator.others]
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
-        # A message from this rank to itself is packed into the buffer from which it is read.
+        # A message from this rank to itself is written directly to the buffer of received messages.
         buffer = self._incoming if owner == self.rank else self._outgoing
         return buffer[segment][owner * self.local + worker]
 
@@ -134,7 +142,7 @@ class PointToPoint(Transport):
 
 
 class Collectives(Transport):
-    """One all_to_all and one all_gather per segment."""
+    """Uses one all_to_all and one all_gather per segment."""
 
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
         super().begin(layout, local, scatter=scatter, gather=gather)
@@ -169,6 +177,6 @@ def _wait(works: Sequence[dist.Work]) -> None:
 
 
 def transport_for(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
-    """Return the fastest transport of the group's backend for the memory of a device."""
+    """Return the fastest transport that the group's backend supports for tensors on a device."""
     point_to_point = dist.get_backend(group) == "gloo" and device.type == "cpu"
     return (PointToPoint if point_to_point else Collectives)(group, device)

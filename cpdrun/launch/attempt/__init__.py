@@ -1,1 +1,1 @@
-"""The attempts at one run: the agent, its connection to the engine, the watchdog, and how an attempt ended."""
+"""Attempts to train a run: the agent, its connection to the engine, the watchdog, and the outcome of an attempt."""

@@ -1,4 +1,4 @@
-"""Run the agent of one run, which claims the run, starts its ranks, and reports how they ended.
+"""The agent of a run, which claims the run, starts its ranks, and reports how they ended.
 
     python -m cpdrun.launch.attempt.agent RUN_DIR [--retries R] [--known N] [--warm FD] [--parent PID]
 
@@ -53,19 +53,19 @@ WATCH_S = 1.0
 MOST_RANKS = 64  # the maximum number of ranks whose remaining processes are listed
 OVERTIME_S = 30.0  # the time that a run has to save and stop after its limit
 # The launcher blocks these signals when it starts an agent. The agent unblocks them when it can handle them.
-HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+DEFERRED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Agent:
-    """Make the attempts at one run, from the claim to the last outcome.
+    """Makes the attempts to train one run, from the claim of the run to the last outcome.
 
     Args:
         run: The run.
-        starter: The starter of its ranks.
+        starter: The object that starts the ranks of the run.
         retries: The number of further attempts after a failure.
         kill_retries: The number of further attempts after a signal killed a rank. They come before `retries`.
-        known: The number of attempts that the run had when it was assigned to this agent. If a later attempt by another
-            launcher has failed, the run is not tried again. None to ignore other attempts.
+        known: The number of attempts that the run had when it was assigned to this agent. If another launcher has
+            failed in a later attempt, the run is not tried again. None to ignore attempts of other launchers.
     """
 
     scheduled: str | None = None  # the name of this process in a scheduler
@@ -84,7 +84,7 @@ class Agent:
         self.retries, self.kill_retries = retries, kill_retries
         self.known = known
         self.stopping = self.stopping_now = self.elastic = False
-        self.overdue = ""  # why the watchdog ends the attempt
+        self.overdue = ""  # the reason why the watchdog ends the attempt
         self.hung_rank: int | None = None  # the rank that hangs, if it is known
         self.naming_s = 0.0  # the time that ranks have to find out which of them hangs
         self.watchdog: Watchdog | None = None
@@ -94,7 +94,7 @@ class Agent:
         requested_before = _modified_ns(self.run.preempt)
         lock = claim(self.run)
         if lock is None:
-            return Outcome(Ending.ELSEWHERE, reason="another launcher has this run")
+            return Outcome(Ending.ELSEWHERE, reason="another launcher trains this run")
         if requested_before and requested_before == _modified_ns(self.run.preempt):
             self.run.preempt.unlink(missing_ok=True)  # The request is older than this agent.
         self._start_watching()
@@ -106,7 +106,7 @@ class Agent:
     def _start_watching(self) -> None:
         # The signals must reach the main thread, because a signal in another thread does not interrupt its wait for the
         # engine.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         threading.Thread(target=self._watch, daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -117,8 +117,8 @@ class Agent:
             if now - last_heartbeat >= HEARTBEAT_S:
                 last_heartbeat = now
                 with contextlib.suppress(OSError):
-                    # Another process took over the run, because this process was suspended for so long that it seemed
-                    # dead.
+                    # Another process has claimed the run, because this process was suspended for so long that it seemed
+                    # to be dead.
                     if not heartbeat(self.run):
                         os.kill(os.getpid(), signal.SIGINT)
                         return
@@ -130,7 +130,8 @@ class Agent:
         watchdog.look()
         if watchdog.overtime_s > 0 and not self.overdue:
             self.overdue = (
-                f"took longer than limit_s={watchdog.limit_s:g}; with more it goes on from its checkpoint"
+                f"took longer than limit_s={watchdog.limit_s:g}. With a higher limit, it continues from its "
+                "checkpoint"
             )
             with contextlib.suppress(OSError):
                 self.run.preempt.touch()
@@ -140,8 +141,8 @@ class Agent:
     def _hangs(self, watchdog: Watchdog) -> bool:
         """Return whether the attempt must be killed because it hangs. If so, set `overdue` and `hung_rank`.
 
-        If one rank hangs, the other ranks have `naming_s` seconds to find out which one it is. If a signal has stopped
-        a rank, the agent does not wait for them, because it can see the state of the process itself.
+        If one rank hangs, the other ranks have `naming_s` seconds to find out which rank hangs. If a signal has stopped
+        a rank, the agent does not wait for the other ranks, because it can see the state of the process itself.
         """
         if not watchdog.hangs:
             return False
@@ -281,8 +282,8 @@ class Agent:
         return True
 
     def _may_succeed(self, outcome: Outcome, before: Outcome | None) -> bool:
-        # A run that has failed twice for the same reason would fail again. A killed run may succeed, because the cause
-        # lies outside of the run.
+        # A run that has failed twice for the same reason would probably fail again. A killed run may succeed, because
+        # the cause is outside of the run.
         return outcome.status is Ending.KILLED or before is None or outcome.reason != before.reason
 
 
@@ -327,11 +328,13 @@ def parser(prog: str, about: str) -> argparse.ArgumentParser:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--retries", type=int, default=0, metavar="R")
     parser.add_argument(
-        "--kill-retries", type=int, default=0, metavar="K", help="after a kill, before --retries"
+        "--kill-retries",
+        type=int,
+        default=0,
+        metavar="K",
+        help="further attempts after a signal killed a rank; they come before --retries",
     )
-    known = (
-        "attempts that there were when the run was handed out; one that has failed since is another's failure"
-    )
+    known = "number of attempts when the run was assigned; if another launcher fails later, do not try again"
     parser.add_argument("--known", type=int, metavar="N", help=known)
     return parser
 
@@ -343,11 +346,11 @@ def run(agent: Agent) -> Outcome:
     """
     signal.signal(signal.SIGTERM, agent.stop)
     signal.signal(signal.SIGINT, agent.stop_now)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEFERRED_SIGNALS)
     try:
         outcome = agent.execute()
     except (OSError, ValueError, KeyError) as error:
-        gone = f"{agent.run.path} was moved or deleted while it ran"
+        gone = f"{agent.run.path} was moved or deleted during the run"
         reason = f"{type(error).__name__}: {error}" if agent.run.path.is_dir() else gone
         outcome = Outcome(Ending.FAILED, reason=reason)
     print(json.dumps(outcome.as_json()), flush=True)
@@ -360,8 +363,10 @@ def exit_code(outcome: Outcome) -> int:
 
 def main(argv: list[str]) -> int:
     read = parser("python -m cpdrun.launch.attempt.agent", __doc__.split("\n")[0])
-    read.add_argument("--warm", type=int, metavar="FD", help="the control socket of a warm engine")
-    read.add_argument("--parent", type=int, metavar="PID", help="die when this process does")
+    read.add_argument(
+        "--warm", type=int, metavar="FD", help="descriptor of the control socket of a warm engine"
+    )
+    read.add_argument("--parent", type=int, metavar="PID", help="end when the process PID ends")
     arguments = read.parse_args(argv)
     if arguments.parent is not None:
         die_with(arguments.parent)

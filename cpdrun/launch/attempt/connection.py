@@ -1,6 +1,7 @@
-"""The client of `cpdrun.train.engine`, which connects to an engine and sends it a request.
+"""The client side of `cpdrun.train.engine`, which connects to an engine and sends requests to it.
 
-A warm engine is forked from a process that has already imported torch. A cold engine imports torch itself.
+An engine starts the ranks of a run. A warm engine is forked from a process that has already imported torch. A cold
+engine imports torch itself.
 """
 
 import contextlib
@@ -18,14 +19,14 @@ from typing import IO, Any
 from cpdrun.config.script import is_script
 
 ENGINE = "cpdrun.train.engine"
-# The modules whose function `run_rank` runs a rank, for cpdrun's own training loop and for a user's script.
+# The modules whose function `run_rank` runs a rank of cpdrun's own training loop, and of a user's script.
 RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"
-# The modules whose function `check` checks whether runs can start, for cpdrun's own training loop and for a script.
-LOOK, SCRIPT_LOOK = (
+# The modules whose function `check` checks whether runs of cpdrun's own training loop, and runs of a script, can start.
+CHECKER, SCRIPT_CHECKER = (
     "cpdrun.train.preflight.check",
     "cpdrun.attach.runner",
 )
-LOOK_S = 0.25  # the interval at which `ask` checks whether the engine was killed
+KILL_CHECK_S = 0.25  # the interval at which `ask` checks whether the engine was killed
 LEAVING_S = 10.0  # the time that the processes of ranks have to exit after the ranks have ended
 # Tests of the launcher set this variable to the name of a fake engine, whose training they control.
 MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
@@ -34,8 +35,8 @@ MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 class WarmEngine:
     """A process that has imported torch and forks an engine for each connection that it receives.
 
-    It starts on first use, or earlier with `start`, and is ready about two seconds later. Requests wait until then. If
-    it was killed or closed, it is started again when it is used.
+    The process starts on first use, or earlier if `start` is called, and is ready about two seconds later. Requests
+    wait until then. If the process was killed or closed, it is started again on the next use.
     """
 
     def __init__(self) -> None:
@@ -58,21 +59,21 @@ class WarmEngine:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def look(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    def check(self, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
         """Return the problems of configs and the notes about them, one line each.
 
-        SCRIPT_LOOK checks the configs of scripts, and LOOK all others.
+        SCRIPT_CHECKER checks the configs of scripts, and CHECKER all others.
         """
         problems: list[str] = []
         notes: list[str] = []
-        for by, of_script in ((LOOK, False), (SCRIPT_LOOK, True)):
+        for by, of_script in ((CHECKER, False), (SCRIPT_CHECKER, True)):
             if selected := [config for config in configs if is_script(config) is of_script]:
-                found = self._look(by, selected)
+                found = self._check(by, selected)
                 problems += found[0]
                 notes += found[1]
         return problems, notes
 
-    def _look(self, by: str, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    def _check(self, by: str, configs: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
         answer: dict[str, Any] | None = None
         began: list[int] = []
         if (connection := warm_connection(self.control)) is not None:
@@ -82,8 +83,8 @@ class WarmEngine:
             return answer["problems"], answer["notes"]
         if began and self.is_alive():
             return [
-                "out of memory, probably: the process that tried out model and data was killed (by hand, or by the "
-                "kernel for want of memory)"
+                "the process that tested the model and the data was killed, by a user or because the machine is out of "
+                "memory"
             ], []
         return ["the trainer could not be imported (its message is above)"], []
 
@@ -96,7 +97,7 @@ class WarmEngine:
 
 
 class Starter:
-    """Starts the ranks of a run in an engine on this machine. The engine is forked from a warm process, or starts cold.
+    """Starts the ranks of a run in an engine on this machine, which is either warm or cold.
 
     Args:
         warm: The descriptor of the control socket of a warm process. None for a cold start.
@@ -123,7 +124,7 @@ class Starter:
             request: The request, as described in `cpdrun.train.engine`.
             lock: The descriptor of the run's lock, which the ranks inherit.
             log: The log of the attempt, to which the engine writes.
-            given_up: Called before the request is sent. If it returns true, nothing is started.
+            given_up: A function that is called before the request is sent. If it returns true, nothing is started.
 
         Returns:
             The engine's answer. None if the engine was killed or nothing was started.
@@ -146,10 +147,12 @@ class Starter:
             with contextlib.suppress(OSError):
                 connection.shutdown(
                     socket.SHUT_WR
-                )  # This ends the engine. `ask` reads on until all ranks are gone.
+                )  # This ends the engine. `ask` continues to read until all ranks have ended.
             if (engine := self.engine) is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(engine, signal.SIGKILL)  # A stopped engine does not notice the shutdown.
+                    os.kill(
+                        engine, signal.SIGKILL
+                    )  # An engine that a signal has stopped does not see the shutdown.
 
     def _started(self, pid: int) -> None:
         self.engine = pid
@@ -175,7 +178,7 @@ def warm_connection(control: int) -> socket.socket | None:
 
 
 def cold_connection(log: IO[str]) -> socket.socket:
-    """Start an engine that first has to import torch, and return a connection to it. It prints to `log`."""
+    """Start an engine that imports torch itself, and return a connection to it. The engine prints to `log`."""
     ours, theirs = socket.socketpair()
     with theirs:
         _start("--once", theirs, log)
@@ -199,8 +202,8 @@ def ask(
         connection: The connection to the engine.
         request: The request.
         descriptors: The file descriptors to send with the request.
-        on_start: Called with the process id of the engine.
-        is_killed: Returns whether the engine has been killed.
+        on_start: A function that is called with the process id of the engine.
+        is_killed: A function that returns whether the engine has been killed.
 
     Returns:
         The answer, and whether all processes are gone. The answer is None if the engine was killed or could not start.
@@ -209,7 +212,7 @@ def ask(
         data = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
         connection.sendall(data[sent:])
-    connection.settimeout(LOOK_S)
+    connection.settimeout(KILL_CHECK_S)
     answer, received, until = None, b"", math.inf
     while time.monotonic() < until:
         if until == math.inf and (answer is not None or is_killed()):

@@ -20,7 +20,7 @@ from cpdrun.record import (
 
 TAIL_BYTES = 16384
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
-START_NOTE = "agent {} on"  # This begins the log of every attempt.
+START_NOTE = "agent {} on"  # the text with which the log of every attempt begins
 
 
 def classify(
@@ -38,8 +38,8 @@ def classify(
         run: The run.
         attempt: The attempt.
         answer: The engine's answer, or None if it was killed.
-        stopped_now: Whether the user had the ranks killed.
-        overdue: Why the watchdog ended the attempt, or "".
+        stopped_now: Whether the ranks were killed at the user's request.
+        overdue: The reason why the watchdog ended the attempt, or "".
         hung_rank: The rank that hung, if it is known.
     """
     code, rank = (answer["exit_code"], answer["rank"]) if answer else (None, None)
@@ -61,7 +61,7 @@ def classify(
     elif code < 0:
         status, reason = Ending.KILLED, f"rank {rank} was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
-            reason += " (by hand, or by the kernel for want of memory)"
+            reason += " (by a user, or because the machine is out of memory)"
         reason += f" {note}" if note else ""
     else:
         reason = last_line(attempt.rank_log(rank)) if rank is not None else ""
@@ -73,9 +73,10 @@ def classify(
 
 
 def with_lost_work(outcome: Outcome, run: RunDir, attempt: Attempt) -> Outcome:
-    """Return an outcome with the seconds of work that was done again, or that a further attempt must do again.
+    """Return an outcome with the seconds of lost work.
 
-    The latter is the work since the checkpoint from which the further attempt continues.
+    Lost work was computed again, or must be computed again in a further attempt because it came after the checkpoint
+    from which that attempt continues.
     """
     losses = attempt.losses()
     lost = sum(loss.seconds for loss in losses)
@@ -92,7 +93,7 @@ def with_lost_work(outcome: Outcome, run: RunDir, attempt: Attempt) -> Outcome:
 def end_of(run: RunDir, attempts: int) -> Outcome | None:
     """Return how another launcher or worker ended a run, in an attempt after the first `attempts` ones.
 
-    None if it still trains the run, or has dropped it.
+    The result is None if it still trains the run, or stopped without an outcome.
     """
     if (result := run.result()) is not None:
         return Outcome(result.status)
@@ -112,7 +113,8 @@ def last_line(log: Path) -> str:
 def tail(log: Path, count: int) -> list[str]:
     """Return the last `count` lines of `log` that are not empty, or fewer if there are no more.
 
-    A progress bar, which rewrites its line after each carriage return, is one line in its last state.
+    A progress bar, which rewrites its line after each carriage return, counts as one line. Only its last state is
+    returned.
     """
     try:
         with open_record(log) as file:

@@ -1,7 +1,7 @@
-"""Detect a run that hangs or takes too long, from a file that its rank 0 touches.
+"""Detection of a run that hangs or takes too long, based on a file that rank 0 touches when it makes progress.
 
-If one of several ranks hangs, the others notice it and name it. But no rank notices if all processes of a run are
-stopped, or if a process waits for something other than a rank.
+If one of several ranks hangs, the other ranks detect and report this. But they cannot detect that all processes of the
+run are stopped, or that a process waits for something other than a rank.
 """
 
 import time
@@ -10,19 +10,19 @@ from pathlib import Path
 # When their patience is over, ranks have this many seconds to find out and report which of them hangs.
 NAMING_S = 15.0
 OF_TRAINING, OF_SCRIPT = "no step", "no output, no run.log() and no optimizer step"
-# If this many seconds pass between two looks, the watchdog was stopped, and probably the run, too.
+# If more than this many seconds pass between two checks, the watchdog was suspended, and probably the run, too.
 ASLEEP_S = 10.0
 
 
 class Watchdog:
-    """The watchdog of one attempt, which begins now.
+    """The watchdog of one attempt, which begins when the watchdog is created.
 
     Args:
         pulse: The file that the run touches when it makes progress. It may not exist yet.
-        patience_s: How long a run may make no progress, in seconds.
-        limit_s: How long an attempt may take, in seconds. None for no limit.
+        patience_s: The longest time without progress, in seconds. After that, the run counts as hanging.
+        limit_s: The longest duration of an attempt, in seconds. None for no limit.
         clock: A function that returns the time in seconds.
-        signs: The signs of progress that are missing if the run hangs, for the message.
+        signs: A description of the missing signs of progress, for the message about a run that hangs.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Watchdog:
         """Check the progress of the run. Call this once a second."""
         now = self._clock()
         asleep = now - self._looked
-        if asleep > ASLEEP_S:  # This time counts neither as a hang nor toward the limit.
+        if asleep > ASLEEP_S:  # This time counts neither as time without progress nor toward the limit.
             self._began += asleep
             self._got_on += asleep
         self._looked = now
@@ -55,17 +55,17 @@ class Watchdog:
 
     @property
     def hangs_s(self) -> float:
-        """The seconds since the patience was over. 0 or less if it is not."""
+        """The number of seconds since the run started to count as hanging. It is 0 or less if it does not hang."""
         return self._looked - self._got_on - self.patience_s
 
     @property
     def hangs(self) -> str:
-        """Why the run must be killed, or ""."""
+        """The reason why the run must be killed, or "" if it does not hang."""
         return (
             f"hung or stopped: {self.signs} in {self.patience_s:g} s (patience_s)" if self.hangs_s > 0 else ""
         )
 
     @property
     def overtime_s(self) -> float:
-        """The seconds since the limit was reached. 0 or less if it is not."""
+        """The number of seconds since the limit was reached. It is 0 or less if it is not reached."""
         return -1.0 if self.limit_s is None else self._looked - self._began - self.limit_s

@@ -16,7 +16,7 @@ from custom_fp.formats.names import parse
 from cpdrun.launch.base import LaunchError
 from cpdrun.record import read_json, write_json
 
-LIMIT_S = 3600.0  # ranks that have not ended after this time are stopped
+LIMIT_S = 3600.0  # Ranks that have not ended after this time are stopped.
 
 
 def calibrate(
@@ -28,7 +28,7 @@ def calibrate(
     methods: Mapping[str, dict[str, Any]] | None = None,
     repeats: int = 9,
 ) -> dict[str, Any]:
-    """Measure what the cost model needs for the model of a run. Write it to a file, and return it.
+    """Measure the parameters of the cost model for the model of a run. Write them to a file, and return them.
 
     To measure the network between machines, start cpdrun.costmodel.measure with torchrun instead.
 
@@ -36,7 +36,7 @@ def calibrate(
         config: The resolved config of the run.
         out: The file to write.
         nproc: The number of ranks on this machine between which the network is measured.
-        formats: The formats whose codecs are measured. If empty, `measure.FORMATS`.
+        formats: The formats whose codecs are measured. If empty, `measure.FORMATS` are used.
         methods: For each compressor to measure, the config of a run that uses it, keyed by `compressor_key`.
         repeats: The number of repetitions of each measurement.
 
@@ -78,14 +78,15 @@ def _compressors(
 
 
 def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> None:
-    """Run a command as each of nproc ranks, and stop the others when one fails.
+    """Run a command as each of nproc ranks, and stop all other ranks if one fails.
 
     Raises:
         LaunchError: A rank failed, or the ranks did not end within LIMIT_S.
     """
     with contextlib.ExitStack() as stack:
-        # Rank 0 listens at this port seconds later. Until then, the bound socket keeps other programs from taking the
-        # port. Rank 0 can still bind it, because torch's store sets SO_REUSEADDR too and this socket does not listen.
+        # Rank 0 listens at this port some seconds later. Until then, the bound socket prevents other programs from
+        # using the port. Rank 0 can bind the same port, because torch's store also sets SO_REUSEADDR and this socket
+        # does not listen.
         reserved = stack.enter_context(socket.socket())
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
@@ -107,7 +108,9 @@ def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> No
             stack.callback(process.kill)
             ranks.append((rank, process, log))
         deadline = time.monotonic() + LIMIT_S
-        while not any(process.poll() for _, process, _ in ranks):  # If a rank fails, the others wait forever.
+        while not any(
+            process.poll() for _, process, _ in ranks
+        ):  # If a rank fails, the other ranks wait forever.
             if all(process.poll() == 0 for _, process, _ in ranks):
                 return
             if time.monotonic() > deadline:

@@ -11,17 +11,17 @@ CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # "<quota> <period>" in microse
 
 
 def no_place_for_runs() -> str | None:
-    """Return why no run can be started here, or None if runs can be started."""
+    """Return the reason why no run can be started here, or None if runs can be started."""
     if sys.platform == "linux":
         return None
     return (
-        f"runs are started on Linux alone, and this is {sys.platform}: use a container, a virtual machine or WSL 2; "
-        "custom_fp, cpdrun formats, vectors and report work here"
+        f"runs can only be started on Linux, but this system is {sys.platform}. Use a container, a virtual machine or "
+        "WSL 2. custom_fp, cpdrun formats, vectors and report work here"
     )
 
 
 def cores() -> int:
-    """Return the number of cores of this process: its affinity, or the container's quota if that is smaller."""
+    """Return the number of cores that this process may use: its affinity, or the container's quota if it is smaller."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = CGROUP_CPU_MAX.read_text().split()
@@ -46,7 +46,7 @@ def gpus() -> list[str]:
 class Slots:
     """The free places for ranks.
 
-    A place is named "cpu" or like its GPU. A name appears once for each rank that fits there.
+    The name of a place is "cpu" or the name of a GPU. A name appears once for each rank that fits there.
 
     >>> slots = Slots(["0", "1"] * 2)
     >>> slots.take(3)
@@ -58,10 +58,10 @@ class Slots:
         self._free = free
 
     def take(self, wanted: int) -> list[str] | None:
-        """Take `wanted` places, or all places if there are fewer in total.
+        """Reserve `wanted` places, or all places if there are fewer in total, and return them.
 
         Different GPUs are preferred, and then those with the most free places. If too few places are free, nothing is
-        taken and the result is None.
+        reserved and the result is None.
         """
         wanted = min(wanted, self.count)
         if wanted > len(self._free):

@@ -30,7 +30,7 @@ def axes_and_runs(sweep: SweepDir) -> tuple[list[str], list[str]]:
 def values_of(run: RunDir, axes: Sequence[str]) -> dict[str, str]:
     """Return a run's values on the axes as they were typed, keyed by axis.
 
-    Axes that the run's overrides.txt does not contain are left out.
+    Axes that are not in the run's overrides.txt are left out.
     """
     return values_in(read_overrides(run), axes) if axes else {}
 

@@ -1,4 +1,4 @@
-"""The deciding metric of finished runs as text, and the best result of a sweep so far."""
+"""The metric that judges a run, as text, and the best result of a sweep so far."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Deciding:
     Attributes:
         metric: The name of the metric.
         value: The value as it is stored.
-        measure: The unit and direction of the metric. None if they are unknown.
+        measure: The unit and direction of the metric. None if unknown.
     """
 
     metric: str
@@ -39,9 +39,9 @@ class Deciding:
 
 
 def deciding(result: Result) -> Deciding | None:
-    """Return the deciding metric of a result.
+    """Return the metric that judges a result, with its value.
 
-    If the result has no value of this metric, return its test accuracy. If it has neither, return None.
+    If the result has no value of this metric, the test accuracy is returned. If it has neither, None is returned.
     """
     for name in (result.judge, ACCURACY):
         value = result.metrics.get(name) if name else None
@@ -56,7 +56,7 @@ class BestResult:
 
     Attributes:
         label: The label of the run, or "" if no run has finished or the direction of the metric is unknown.
-        result: The deciding metric of the run.
+        result: The metric that judges the run, with its value.
     """
 
     label: str = ""

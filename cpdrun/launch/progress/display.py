@@ -76,7 +76,7 @@ class Display:
         self._submitted += runs
 
     def event(self, event: Event) -> None:
-        """Show that a run has started or ended."""
+        """Show the start or the end of a run."""
         name = event.job.run.name
         if event.outcome is None:
             self._started[name] = time.monotonic()
@@ -89,7 +89,9 @@ class Display:
         self._executed += not event.elsewhere
         status = event.outcome.status
         parts = [self._name_with_values(event.job), visible(self._outcome_text(event.job, event.outcome))]
-        if (started := self._started.get(name)) is not None:  # None if another process has trained the run
+        if (
+            started := self._started.get(name)
+        ) is not None:  # It is None if another process has trained the run.
             parts.append(duration(time.monotonic() - started))
         parts.append(f"[{self._ended}/{self.total}]")
         if status is not Ending.PREEMPTED:
@@ -98,7 +100,7 @@ class Display:
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def say(self, message: str) -> None:
-        """Show a message that stays visible."""
+        """Show a message above the live table. It remains visible."""
         self.message = message
         if self._live is None:
             self._print(message)
@@ -122,7 +124,7 @@ class Display:
         return values_not_in_name(job.run.name, values_in(job.overrides, self.axes))
 
     def _outcome_text(self, job: Job, outcome: Outcome) -> str:
-        """Return the deciding metric of a run that has ended, or why it failed.
+        """Return the metric that judges a run that has ended, or the reason why it failed.
 
         If an earlier run failed for the same reason, the reason is not repeated.
         """
@@ -176,7 +178,7 @@ class Display:
         return Group(table, overall)
 
     def _seconds_left(self, fractions: float) -> float | None:
-        """Estimate the time left, in seconds, from the time that the runs took so far.
+        """Estimate the time left, in seconds, from the durations of the runs so far.
 
         Args:
             fractions: The completed fraction of training, summed over the runs in progress.
@@ -193,7 +195,7 @@ class Display:
 def print_summary(console: Console, sweep: SweepDir, summary: Summary) -> None:
     """Print the failures of a launch and the number of runs that ended in each way.
 
-    Each reason for a failure is printed once, with the end of a log.
+    Each reason for a failure is printed once, with the last lines of the log of one such run.
     """
     full = sum(DISK_FULL in failed.reason for failed in summary.failed)
     runs_of: dict[str, list[RunDir]] = {}
@@ -215,7 +217,8 @@ def print_summary(console: Console, sweep: SweepDir, summary: Summary) -> None:
     if len(summary.left_running) > LEFT_SHOWN:
         more = len(summary.left_running) - LEFT_SHOWN
         console.print(
-            f"{more} more runs left processes running; exit.json of each names them", highlight=False
+            f"{more} more runs left processes running. The file exit.json of each run lists them",
+            highlight=False,
         )
     counts = [f"{summary.done} done"]
     for count, word in (
@@ -259,7 +262,7 @@ def _print_names(console: Console, what: str, runs: Sequence[RunDir]) -> None:
 
 
 def _print_failure(console: Console, run: RunDir, reason: str, others: int) -> None:
-    """Print the reason of a failure, followed by the last lines of the log. Lines that equal the reason are left out.
+    """Print the reason for a failure, followed by the last lines of the log. Lines that equal the reason are left out.
 
     Args:
         console: The console to print on.

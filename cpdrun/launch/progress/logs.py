@@ -14,7 +14,7 @@ MAX_LOG_BYTES = 64 << 20  # only the end of a longer log is shown
 
 
 class NoLogError(UserError):
-    """There is no log to show. The message says why."""
+    """Raised if there is no log to show."""
 
 
 def log_of(run: RunDir, rank: int | None = None) -> Path:

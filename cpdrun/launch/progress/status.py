@@ -1,6 +1,6 @@
 """The progress of a sweep, read only from the files in its folder.
 
-So the progress can be shown in any shell and on any machine that sees the folder.
+Therefore, the progress can be shown in any shell and on any machine that has access to the folder.
 """
 
 import statistics
@@ -34,12 +34,14 @@ from cpdrun.record import (
 from cpdrun.shell.sanitize import visible
 
 WATCH_S = 2.0
-# Watching ends if no run has been in progress for this time. Before the first run and between two runs, some seconds
-# without a run are normal.
+# Watching ends if no run has been in progress for this number of seconds. A few seconds without a run are normal before
+# the first run and between two runs.
 IDLE_S = 20.0
-LONGEST_NAME = 60  # longer names are cut, so that the other columns have room
-LONGEST_VALUE = 14  # longer values of an axis are cut if there is no room
-WIDE = 110  # a terminal with this many columns has room for a reason next to a run
+LONGEST_NAME = 60  # Longer names are shortened, so that there is room for the other columns.
+LONGEST_VALUE = 14  # Longer values of an axis are shortened if there is no room.
+WIDE = (
+    110  # A terminal with at least this many columns has room for the reason of a failure next to each run.
+)
 OF_PROGRESS = ("epoch", "epochs", "test_accuracy", "judged_by", "value")
 STYLES = {
     State.DONE: "green",
@@ -52,11 +54,11 @@ STYLES = {
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The progress of a run. Values that are not known are None.
+    """The progress of a run. Unknown values are None.
 
     Attributes:
         name: The name of the run.
-        state: Its state.
+        state: The state of the run.
         epoch: The number of epochs trained so far.
         epochs: The number of epochs to train.
         test_accuracy: The test accuracy, from 0 to 1, in the last epoch that was evaluated.
@@ -66,8 +68,8 @@ class RunStatus:
         did_not_learn: Whether the run did not learn.
         attempt: The number of the last attempt.
         where: The machine of the last attempt.
-        seconds_left: The time that the run still takes, in seconds.
-        reason: Why the run failed, or "".
+        seconds_left: The estimated time until the run ends, in seconds.
+        reason: The reason why the run failed, or "".
         axes: The run's values on the axes of the sweep, keyed by axis.
     """
 
@@ -88,7 +90,10 @@ class RunStatus:
 
     @property
     def shown_state(self) -> str:
-        """The text for the state: `diverged` or `did not learn` if the run ended so, and otherwise the state itself."""
+        """The state as it is displayed.
+
+        A finished run that diverged or did not learn is displayed as `diverged` or `did not learn`.
+        """
         return "diverged" if self.diverged else "did not learn" if self.did_not_learn else self.state
 
     @property
@@ -99,7 +104,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class BestRun:
-    """The finished run with the best value of the deciding metric.
+    """The finished run with the best value of the metric that judges the runs.
 
     Attributes:
         run: The name of the run.
@@ -118,10 +123,10 @@ class SweepStatus:
 
     Attributes:
         sweep: The folder of the sweep.
-        counts: The numbers of runs, keyed by state.
+        counts: The number of runs in each state.
         runs: The runs of the sweep.
         best: The run with the best result so far. None if no run has finished.
-        seconds_left: The time that the remaining runs still take, in seconds. None if no run has finished or none is
+        seconds_left: The estimated time until all runs have ended, in seconds. None if no run has finished or none is
             running.
     """
 
@@ -142,8 +147,8 @@ class StatusDocument:
 def run_status(run: RunDir, axes: Sequence[str] = ()) -> RunStatus:
     """Return the progress of a run.
 
-    If the record of a run cannot be read or was not written by cpdrun, the run counts as failed, and `reason` says why.
-    Pending runs are cheap, because for them the function only checks whether four files exist.
+    If the record of a run cannot be read or was not written by cpdrun, the run counts as failed, and `reason` explains
+    the problem. For a pending run, the function only checks whether four files exist, so it is fast.
     """
     values = values_of(run, axes)
     try:
@@ -210,7 +215,7 @@ def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> N
     """
     if not watch:
         rows = sweep_status(sweep)
-        if not console.is_terminal:  # a file can hold lines of any length
+        if not console.is_terminal:  # In a file or pipe, lines may be longer than the console is wide.
             console = Console(file=console.file, width=max(console.width, 1000), highlight=False)
         console.print(render(sweep, rows, width=console.width))
     elif console.is_terminal:
@@ -264,7 +269,7 @@ def _change_line(row: RunStatus) -> str:
 def _in_queue(sweep: SweepDir) -> bool:
     try:
         return any(scheduler.has_queued(sweep) for scheduler in schedulers())
-    except LaunchError:  # the scheduler does not answer, so runs may be waiting
+    except LaunchError:  # The scheduler does not answer, so assume that runs are waiting.
         return True
 
 
@@ -282,8 +287,8 @@ def sweep_document(sweep: SweepDir) -> SweepStatus:
 def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:
     """Return the table of the runs that are not pending, and a line with the number of runs in each state.
 
-    If the names of runs leave no room for the other columns, the first column shows only the hashes from these names. A
-    hash is enough to identify a run. If there is no room for a column of reasons, the reasons follow below the table.
+    If the names of runs are too long for the width, the first column shows only the hashes, which identify the runs. If
+    there is no room for a column of reasons, the reasons are printed below the table.
 
     Args:
         sweep: The sweep.
@@ -324,10 +329,10 @@ def _best(sweep: SweepDir, rows: list[RunStatus]) -> BestResult:
 
 
 def _sweep_seconds_left(sweep: SweepDir, rows: list[RunStatus]) -> float | None:
-    """Estimate the time in seconds until all runs have ended, with as many runs at a time as now.
+    """Estimate the time in seconds until all runs have ended, if as many runs are active at the same time as now.
 
-    If a search has not chosen all its runs yet, the number of runs that it is likely to need is used. If no run is in
-    progress or none has finished, return None.
+    If a search has not chosen all its runs yet, the estimate is based on the expected number of runs. If no run is in
+    progress or no run has finished, return None.
     """
     running = [row for row in rows if row.state is State.RUNNING]
     waiting = sum(row.state in (State.PENDING, State.PREEMPTED) for row in rows)
@@ -345,9 +350,9 @@ def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table
 
     Args:
         shown: The runs.
-        names: What the first column shows for each run.
-        wide: Whether the table has a last column for the reason why a run failed. If a run has no reason, the column
-            shows its machine.
+        names: The text of the first column for each run.
+        wide: Whether the table has a last column with the reason why a run failed. For other runs, this column shows
+            the machine.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     axes = list(dict.fromkeys(key for row in shown for key in row.axes))
@@ -361,7 +366,7 @@ def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table
     for column, width in (("epoch", 5), (_heading(shown), 8), ("try", 3), ("left", 6)):
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
     if wide:
-        table.add_column("where or why")  # rich shrinks this column only, because it may wrap
+        table.add_column("where or why")  # Only this column may wrap, so rich shrinks only this column.
     for row, name in zip(shown, names, strict=True):
         table.add_row(
             Text(visible(name)),
@@ -377,7 +382,7 @@ def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table
 
 
 def _least_width(table: Table) -> int:
-    """Return the width of a table with all columns as narrow as they may be."""
+    """Return the smallest width of a table, with all columns as narrow as possible."""
     return sum((column.min_width or 0) + 2 for column in table.columns)
 
 
@@ -409,10 +414,10 @@ def _heading(shown: list[RunStatus]) -> str:
 
 
 def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | None:
-    """Estimate the time that further runs take, if each takes the median time of the finished runs.
+    """Estimate the duration of further runs, assuming that each takes the median duration of the finished runs.
 
     Args:
-        runs: The runs of the sweep. Those without a result are ignored.
+        runs: The runs of the sweep. Runs without a result are ignored.
         todo: The number of further runs.
         slots: The number of runs at a time.
 
@@ -432,9 +437,10 @@ def _place(where: Where) -> str | None:
 
 
 def _seconds_left(progress: Progress, where: Where) -> float | None:
-    """Estimate the time in seconds that a run still takes, from the time per epoch in its current attempt.
+    """Estimate the time in seconds until a run ends, from the time per epoch in its current attempt.
 
-    If the attempt has not completed an epoch, or if its files lack the times or the number of epochs, return None.
+    Return None if the attempt has not completed an epoch, or if its files do not contain the times or the number of
+    epochs.
     """
     epochs = progress.epoch - where.from_epoch
     if epochs <= 0 or progress.updated is None or progress.epochs is None or where.started is None:

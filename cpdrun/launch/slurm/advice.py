@@ -11,7 +11,9 @@ from cpdrun.record import SweepDir, read_json
 
 NO_GPU = "no GPU is requested; device=cuda requests one per rank"
 UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-FORMS = {  # a time limit of sbatch, by whether it has days and by its number of colons
+# The units of the numbers in a time limit of sbatch. Each key states whether the limit contains days, and its number of
+# colons.
+FORMS = {
     (False, 0): "m",
     (False, 1): "ms",
     (False, 2): "hms",
@@ -23,7 +25,7 @@ FORMS = {  # a time limit of sbatch, by whether it has days and by its number of
 
 @dataclass(frozen=True)
 class Pace:
-    """The measured seconds of a step and of an epoch. `source` says where they were measured."""
+    """The measured duration of a step and of an epoch, in seconds. `source` describes where they were measured."""
 
     step_s: float
     epoch_s: float | None
@@ -31,7 +33,7 @@ class Pace:
 
 
 def limit_seconds(limit: object) -> int | None:
-    """Return the seconds of a time limit, or None if there is no limit.
+    """Return a time limit in seconds, or None if there is no limit.
 
     Args:
         limit: The limit in a form that sbatch accepts, such as 90 (minutes), 01:30:00 or 2-12.
@@ -47,14 +49,14 @@ def limit_seconds(limit: object) -> int | None:
 def time_advice(sweep: SweepDir, jobs: Sequence[Job], limit: object, warning_s: int) -> str | None:
     """Return a warning if runs would reach their time limit before their first checkpoint.
 
-    A run saves every `checkpoint.every_epochs` epochs, and at its next step after Slurm has warned it of the time
-    limit. The warning says whether Slurm warns early enough.
+    A run saves a checkpoint every `checkpoint.every_epochs` epochs, and at its next step after Slurm's signal that the
+    time limit is near. The returned warning says whether this signal comes early enough.
 
     Args:
         sweep: The sweep.
-        jobs: Its jobs, which need the same resources.
+        jobs: The jobs of the sweep that need the same resources.
         limit: The time limit in a form that sbatch accepts.
-        warning_s: How long before the limit Slurm warns a run, in seconds.
+        warning_s: The time between Slurm's signal and the limit, in seconds.
 
     Returns:
         The warning as one line, or None if the pace of the runs is unknown or the limit is long enough.
@@ -68,9 +70,9 @@ def time_advice(sweep: SweepDir, jobs: Sequence[Job], limit: object, warning_s: 
         if saves_when_warned:
             return None
         return (
-            f"{step} ({pace.source}), longer than launcher.warning_s={warning_s}: a run that reaches "
-            f"launcher.time={limit} in its first epoch ends without a checkpoint. "
-            "Raise launcher.warning_s above the time of a step"
+            f"{step} ({pace.source}), longer than launcher.warning_s={warning_s}. A run that reaches "
+            f"launcher.time={limit} in its first epoch would end without a checkpoint. "
+            "Set launcher.warning_s to more than the time of a step"
         )
     first_s = pace.epoch_s * config["checkpoint"]["every_epochs"]
     if first_s <= limit_s:
@@ -80,10 +82,10 @@ def time_advice(sweep: SweepDir, jobs: Sequence[Job], limit: object, warning_s: 
         f"({pace.source})"
     )
     if saves_when_warned:
-        return f"{short}: a run is saved only when Slurm warns it, launcher.warning_s={warning_s} before the limit"
+        return f"{short}. A run is saved only after Slurm's signal, launcher.warning_s={warning_s} s before the limit"
     return (
-        f"{short}, and {step}, longer than launcher.warning_s={warning_s}: runs end without a checkpoint. Raise "
-        "launcher.time, or launcher.warning_s above the time of a step"
+        f"{short}, and {step}, longer than launcher.warning_s={warning_s}. Runs would end without a checkpoint. "
+        "Increase launcher.time, or set launcher.warning_s to more than the time of a step"
     )
 
 

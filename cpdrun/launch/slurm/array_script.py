@@ -1,4 +1,4 @@
-"""Write the text of a sweep's array script, `results/<sweep>/array.sbatch`."""
+"""The text of a sweep's array script, `results/<sweep>/array.sbatch`."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from cpdrun.record import SweepDir
 AUTO = "auto"
 # The forms of a time limit that sbatch accepts.
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-MEM_PER_CPU_GB = 2  # more than torch and the images of a data loader need
+MEM_PER_CPU_GB = 2  # This is more than torch and the images of a data loader need.
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class ArrayScript:
 
     Attributes:
         sweep: The sweep.
-        asked: The options `partition`, `account`, `time`, `gres` and `mem` of sbatch. The script does not contain an
-            option whose value is None.
+        asked: The options `partition`, `account`, `time`, `gres` and `mem` of sbatch. Options whose value is None are
+            left out of the script.
         nodes: The number of nodes of a run.
         tasks: The number of tasks of a run on all nodes.
         max_parallel: The number of elements of an array that run at the same time. None for no limit.
-        warning_s: How long before the time limit Slurm warns a run, in seconds.
+        warning_s: The time between Slurm's signal to a run and the time limit, in seconds.
         setup: Shell commands to execute before each run.
         more: Further options of sbatch.
         retries: The number of further attempts after a failure.
 
     Raises:
-        LaunchError: The time limit is not valid, or an option contains a line break or a control character. The text
-            after a line break would be executed as a command of the script.
+        LaunchError: The time limit is not valid, or an option contains a line break or a control character. (The script
+            would execute the text after a line break as a command.)
     """
 
     sweep: SweepDir
@@ -51,10 +51,12 @@ class ArrayScript:
     def __post_init__(self) -> None:
         for key, value in (*self.asked.items(), *(("sbatch", line) for line in self.more)):
             if not str(value).isprintable():
-                raise LaunchError(f"launcher.{key}={value!r}: no line breaks or control characters")
+                raise LaunchError(
+                    f"launcher.{key}={value!r}: must not contain line breaks or control characters"
+                )
         if (limit := self.asked["time"]) is not None and not TIME.fullmatch(str(limit)):
             raise LaunchError(
-                f"launcher.time={limit}: Slurm takes minutes (90), HH:MM:SS (01:30:00) or D-HH:MM:SS (2-00:00:00)"
+                f"launcher.time={limit}: must be minutes (90), HH:MM:SS (01:30:00) or D-HH:MM:SS (2-00:00:00)"
             )
 
     def check(self, jobs: list[Job]) -> None:
@@ -109,7 +111,7 @@ class ArrayScript:
     def _resources(self, job: Job) -> dict[str, Any]:
         """Return the options of sbatch for the resources of a job.
 
-        A task gets one core for each thread and each data loader of its ranks.
+        A task needs one core for each thread and each data loader of its ranks.
         """
         cpus = job.nproc // self.tasks * (job.config["threads"] + job.config.get("loaders", 0))
         asked = dict(self.asked)
@@ -125,8 +127,8 @@ SCRIPT = """\
 {options}
 #SBATCH --requeue
 {more}
-# Written by `cpdrun sweep`; yours to edit, and to submit with `sbatch`. One element of the array is one run:
-# finished ones end at once, stopped ones go on from their last checkpoint.
+# `cpdrun sweep` has written this script. You can edit it and submit it with `sbatch`. Each element of the array is one
+# run. Finished runs end at once, and stopped runs continue from their last checkpoint.
 runs=(
 {names}
 )

@@ -1,8 +1,8 @@
-"""Run the agent of one run as an element of a Slurm array. Its ranks are distributed over srun's tasks.
+"""The agent of a run that is an element of a Slurm array. The ranks of the run are distributed over srun's tasks.
 
     python -m cpdrun.launch.slurm.element RUN_DIR [--retries R] [--tasks T]
 
-Slurm sends SIGUSR1 before the time limit. The run then saves and stops, and the element is requeued.
+Slurm sends SIGUSR1 before the time limit. The run then saves a checkpoint and stops, and the element is requeued.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from cpdrun.record import Ending, Outcome, RunDir
 
 
 class Element(Agent):
-    """An agent that is requeued when Slurm warns it of the time limit."""
+    """An agent that is requeued after Slurm's signal that the time limit is near."""
 
     def __init__(self, run: RunDir, starter: Starter, *, retries: int = 0, known: int | None = None) -> None:
         super().__init__(run, starter, retries=retries, known=known)
@@ -29,13 +29,13 @@ class Element(Agent):
         self.out_of_time = False
 
     def time_is_up(self, *_: Any) -> None:
-        """Handle SIGUSR1: ask the ranks to save and stop. After that, the element is requeued."""
+        """Handle SIGUSR1 by asking the ranks to save and stop. The element is then requeued."""
         self.out_of_time = True
         self.stop()
 
 
 class TasksStarter(Starter):
-    """Starts an engine in each of `tasks` tasks of srun. The engines rendezvous at a port of this node."""
+    """Starts an engine in each of `tasks` tasks of srun. The engines find each other at a port of this node."""
 
     def __init__(self, tasks: int) -> None:
         super().__init__()
@@ -59,9 +59,9 @@ class TasksStarter(Starter):
 
 
 def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess.Popen:
-    """Start srun with one engine in each of `tasks` tasks. The engines rendezvous at a free port of this node.
+    """Start srun with one engine in each of `tasks` tasks. The engines find each other at a free port of this node.
 
-    Each engine prints its answer, which `answer_of_tasks` reads.
+    Each engine prints its answer. `answer_of_tasks` reads these answers.
     """
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -76,7 +76,7 @@ def start_tasks(request: dict[str, Any], tasks: int, log: IO[str]) -> subprocess
 def answer_of_tasks(output: bytes, code: int) -> dict[str, Any]:
     """Combine the answers that tasks printed and srun's exit code into one answer.
 
-    The first failure is the cause, because later ones are those of ranks that lost the failed one.
+    The first failure is reported as the cause, because later failures are those of ranks that lost the failed rank.
     """
     answers = []
     for line in output.splitlines():
@@ -100,17 +100,30 @@ def requeue(run: RunDir, outcome: Outcome) -> int:
     Returns:
         The exit code of this process.
     """
-    if outcome.started is None or run.saved_at() < outcome.started:  # `started` is None without an attempt.
-        print("not requeued: the time limit came before a first checkpoint; raise launcher.time", flush=True)
+    if (
+        outcome.started is None or run.saved_at() < outcome.started
+    ):  # `started` is None if there was no attempt.
+        print(
+            "not requeued, because the time limit came before the first checkpoint. Increase launcher.time",
+            flush=True,
+        )
         return 1
     name = element_name()
-    assert name is not None  # An element is requeued only after SIGUSR1, which Slurm sends.
+    assert (
+        name is not None
+    )  # An element is only requeued after SIGUSR1, which Slurm sends, so this is inside Slurm.
     return subprocess.run(["scontrol", "requeue", name], check=False).returncode
 
 
 def main(argv: list[str]) -> int:
     read = parser("python -m cpdrun.launch.slurm.element", __doc__.split("\n")[0])
-    read.add_argument("--tasks", type=int, default=1, metavar="T", help="spread the ranks over T srun tasks")
+    read.add_argument(
+        "--tasks",
+        type=int,
+        default=1,
+        metavar="T",
+        help="number of srun tasks over which the ranks are distributed",
+    )
     arguments = read.parse_args(argv)
     starter = TasksStarter(arguments.tasks) if arguments.tasks > 1 else Starter()
     element = Element(RunDir(arguments.run_dir), starter, retries=arguments.retries, known=arguments.known)

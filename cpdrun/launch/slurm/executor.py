@@ -1,11 +1,11 @@
-"""Run the jobs of a sweep under Slurm, as job arrays in which each element runs the agent of one run.
+"""The executor for Slurm, which runs jobs as job arrays. Each element of an array runs the agent of one run.
 
 The executor writes the script `results/<sweep>/array.sbatch` and submits it. Users can edit the script and submit it
-themselves. Slurm copies a script at submission, so a later version does not affect submitted jobs.
+themselves. Slurm copies a script at submission, so a later change does not affect submitted jobs.
 
-Slurm sends SIGUSR1 to an element before its time limit. The agent then asks the ranks to save, and requeues the
-element. The launcher only watches the queue, so the array continues if the launcher ends for any reason, such as
-`--no-wait` or SIGKILL.
+Slurm sends SIGUSR1 to an element before its time limit. The agent then requests the ranks to save a checkpoint, and
+requeues the element. The launcher only watches the queue, so the array continues if the launcher ends, for example with
+`--no-wait` or after SIGKILL.
 """
 
 import getpass
@@ -21,8 +21,8 @@ from cpdrun.launch.slurm.queued_runs import queued, submitted_of, withdraw
 from cpdrun.launch.slurm.squeue import elements_in_queue, examine, slurm
 from cpdrun.record import Ending, Outcome, SweepDir, write_json, write_text
 
-PATIENCE = 150  # The launch ends after more polls than this without an answer, which is five minutes.
-POLL_S = 2.0  # A shorter interval would burden the controller, which the whole cluster shares.
+PATIENCE = 150  # The launch ends after more than this many polls without an answer, which take five minutes.
+POLL_S = 2.0  # A shorter interval would slow down the controller, which the whole cluster shares.
 
 
 class SlurmExecutor(Executor):
@@ -40,12 +40,12 @@ class SlurmExecutor(Executor):
             nproc.
         max_parallel: The number of elements of an array that run at the same time. The same field of `options` takes
             precedence.
-        warning_s: How long before the time limit a run is asked to save, in seconds.
+        warning_s: The time before the time limit at which a run must save a checkpoint, in seconds.
         setup: Shell commands to execute before each run.
-        sbatch: Further options of sbatch, one line of the script each.
+        sbatch: Further options of sbatch. Each is one line of the script.
         sweep: The sweep. Its folder contains the scripts, the job numbers, and Slurm's logs.
         options: The options of the launch.
-        warm: A warm engine, which is closed because elements start on other machines.
+        warm: A warm engine. It is closed, because elements start on other machines.
     """
 
     idle_options = ("jobs", "jobs_per_gpu")
@@ -134,7 +134,7 @@ class SlurmExecutor(Executor):
         self._polled = time.monotonic()
         try:
             queue = elements_in_queue(sorted({element.split("_")[0] for element in self._jobs}))
-        except LaunchError:  # The controller may be restarting. It does not lose jobs.
+        except LaunchError:  # Slurm's controller may be restarting, in which case no jobs are lost.
             self._unanswered += 1
             if self._unanswered > PATIENCE:
                 raise
@@ -161,7 +161,7 @@ class SlurmExecutor(Executor):
                 job.run.preempt.touch()
 
     def close(self) -> None:
-        """Do nothing, because elements continue without this process."""
+        """Do nothing, because the elements of the array continue without this process."""
 
     @property
     def running(self) -> list[Job]:
@@ -194,5 +194,5 @@ def _outcome(job: Job, element: str, *, cancelled: bool) -> Outcome:
     if cancelled or job.run.preempt.exists():
         return Outcome(Ending.PREEMPTED, reason="cancelled before it had begun")
     log = job.run.sweep.slurm_logs / f"{element}.log"
-    words = last_line(log) or "without a word"
+    words = last_line(log) or "no output"
     return Outcome(Ending.FAILED, reason=f"never began ({words}); see {log}")

@@ -9,10 +9,10 @@ from cpdrun.record import SweepDir, read_json
 
 
 def submitted_of(sweep: SweepDir) -> list[dict[str, Any]]:
-    """Return the entries of slurm.json: a mapping with `job`, `script` and `runs` for each array.
+    """Return the entries of slurm.json: a mapping with `job`, `script` and `runs` for each submitted array.
 
-    Damaged entries are skipped. An entry is also skipped if its `job` is not a number, because the jobs become
-    arguments of squeue and scancel.
+    Damaged entries are skipped. An entry whose `job` is not a number is also skipped, because the job numbers are
+    passed to squeue and scancel as arguments.
     """
     arrays = read_json(sweep.slurm)
     return [
@@ -30,7 +30,8 @@ def queued(sweep: SweepDir) -> dict[str, tuple[str, str]]:
     """Return the array elements of a sweep that have not ended.
 
     Returns:
-        The name of the run and the state in Slurm, such as PENDING, keyed by element (`job_index`).
+        A dictionary. The keys are elements (`job_index`), and the values are the name of the run and its state in
+        Slurm, such as PENDING.
     """
     submitted = submitted_of(sweep)
     runs = {f"{array['job']}_{i}": run for array in submitted for i, run in enumerate(array["runs"])}
@@ -43,7 +44,8 @@ def withdraw(sweep: SweepDir, name: str | None = None) -> int:
 
     Args:
         sweep: The sweep.
-        name: The name of the only run whose element is removed. By default, all waiting elements are removed.
+        name: The name of a run. If it is given, only the element of this run is removed, otherwise all waiting
+            elements.
     """
     waiting = [
         element
@@ -51,8 +53,8 @@ def withdraw(sweep: SweepDir, name: str | None = None) -> int:
         if state == "PENDING" and name in (None, run)
     ]
     if waiting:
-        # Without a name, all waiting elements are cancelled, so a filter by state is correct. For one element, it would
-        # not be: scancel treats the waiting elements of an array as one job, and the filter would cancel all of them.
+        # Without a name, all waiting elements are canceled, so scancel can select them by their state. It cannot select
+        # a single element by state, because it treats all waiting elements of an array as one job.
         only = ["--state=PENDING"] if name is None else []
         with contextlib.suppress(LaunchError):  # Some elements may have started in the meantime.
             slurm("scancel", *only, *waiting)

@@ -1,4 +1,4 @@
-"""Call Slurm's commands. The state of jobs is read only from squeue."""
+"""Calls of Slurm's commands. Only squeue is used to read the state of jobs."""
 
 import shutil
 import subprocess
@@ -13,11 +13,13 @@ def slurm(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
-        raise LaunchError(f"{command[0]} is not here: is this a node that can submit to Slurm?") from None
+        raise LaunchError(
+            f"{command[0]} is not installed here. Use a machine from which jobs can be submitted to Slurm"
+        ) from None
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{command[0]} did not answer within {TIMEOUT_S} s") from None
     if done.returncode:
-        words = done.stderr.strip().splitlines() or ["failed without a word"]
+        words = done.stderr.strip().splitlines() or ["failed without a message"]
         raise LaunchError(f"{command[0]}: {words[-1].removeprefix(f'{command[0]}: ')}")
     return done.stdout
 
@@ -29,7 +31,7 @@ def elements_in_queue(jobs: list[str]) -> dict[str, str]:
     try:
         listing = slurm("squeue", "--noheader", "--array", "--jobs", ",".join(jobs), "--format", "%i %T")
     except LaunchError as error:
-        if "Invalid job id" in str(error):  # All jobs have ended, and Slurm no longer knows them.
+        if "Invalid job id" in str(error):  # All jobs have ended so long ago that Slurm has removed them.
             return {}
         raise
     return dict(line.split(maxsplit=1) for line in listing.splitlines() if line.strip())
@@ -38,9 +40,11 @@ def elements_in_queue(jobs: list[str]) -> dict[str, str]:
 def examine() -> Finding:
     """Return whether this machine has Slurm, and its partitions."""
     if shutil.which("sbatch") is None:
-        return Finding("Slurm", "no", "no sbatch here; sweeps run on this machine")
+        return Finding("Slurm", "no", "there is no sbatch here, so sweeps run on this machine")
     try:
         partitions = slurm("sinfo", "--noheader", "--format", "%R").split()
     except LaunchError as error:
-        return Finding("Slurm", "no", str(error), "ask who runs the cluster, or use --launcher local")
+        return Finding(
+            "Slurm", "no", str(error), "ask the administrator of the cluster, or use --launcher local"
+        )
     return Finding("Slurm", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}")

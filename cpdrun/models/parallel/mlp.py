@@ -43,7 +43,7 @@ class ParallelMLP(nn.Module):
     ) -> None:
         super().__init__()
         if split not in (*SPLITS, "alternate"):
-            raise ValueError(f"model.split={split} is unknown. Choose one of {', '.join(SPLITS)}, alternate.")
+            raise ValueError(f"model.split={split}: choose one of {', '.join(SPLITS)}, alternate")
         self.workers = ModelWorkers(Workers(workers)) if isinstance(workers, int) else workers
         widths = [in_features, *[width] * depth, num_classes]
         self.layers = nn.ModuleList(

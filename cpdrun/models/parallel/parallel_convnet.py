@@ -86,7 +86,7 @@ class ParallelConvNet(nn.Module):
         if self.workers.number == 1:
             return self.classifier(self.convolutions(x_BxCxHxW))
         names, weights = zip(*self.convolutions.named_parameters(), strict=True)
-        mine = len(self.workers.mine)
+        mine = len(self.workers.local)
         copies = [ReplicatedWeight.apply(self.workers, self.gradients, mine, weight) for weight in weights]
         shares = self.workers.slices(len(x_BxCxHxW))
         features = [
@@ -95,6 +95,6 @@ class ParallelConvNet(nn.Module):
                 {name: copy[i] for name, copy in zip(names, copies, strict=True)},
                 (x_BxCxHxW[shares[m]],),
             )
-            for i, m in enumerate(self.workers.mine)
+            for i, m in enumerate(self.workers.local)
         ]
         return self.classifier(GatherBatch.apply(self.workers, self.activations, len(x_BxCxHxW), *features))

@@ -1,1 +1,1 @@
-"""Learners define one training step: for weights that all workers share, or for weights of each worker."""
+"""Learners, which define one training step. The workers have common weights, or each worker has its own weights."""

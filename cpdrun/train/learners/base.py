@@ -1,7 +1,7 @@
 """The interface between the training loop and its learners, and the optimizer step that learners share.
 
-SharedWeights   N workers with one set of weights. A GradientSync forms the mean of their gradients.
-ShardedWeights  The same, where the optimizer of each worker updates a part of the weights.
+SharedWeights   N workers with one set of weights. A GradientSync computes the mean of their gradients.
+ShardedWeights  N workers with one set of weights. The optimizer of each worker updates a part of the weights.
 GossipWeights   N workers with separate weights, which they average with their neighbors after each step.
 LocalWeights    N workers with separate weights, which they synchronize every H steps.
 
@@ -33,9 +33,10 @@ class Learner(ABC):
         parts: The parts of the run.
         shares_weights: Whether all workers have the same weights.
         gradients_of: Computes the gradients of the workers of this rank.
-        nonfinite: Elements of the latest step's gradients that are inf or NaN. Equal on all ranks and for any split.
-        observer: Collects statistics of steps. The loop sets it.
-        layers: Gradient statistics of the latest step with `look`, by parameter name.
+        nonfinite: The number of inf and NaN in the gradients of the latest step. It is equal on all ranks and for any
+            split of the workers.
+        observer: Collects statistics of steps. The training loop sets it.
+        layers: The gradient statistics of the latest step with `look=True`, by parameter name.
     """
 
     parts: Parts
@@ -61,8 +62,8 @@ class Learner(ABC):
             index_NxB: The sample indices of each worker.
             step: The step of the run, counted from 0.
             epoch: The epoch, counted from 0.
-            lr_factor: Factor on the learning rates of the optimizer.
-            look: Whether to update `layers`.
+            lr_factor: The factor by which the learning rates of the optimizer are multiplied in this step.
+            look: Whether to compute the gradient statistics in `layers`.
 
         Returns:
             The losses of this rank's workers, of shape (W,).
@@ -88,11 +89,14 @@ class Learner(ABC):
         return {}
 
     def topology(self) -> dict[str, float] | None:
-        """Return facts about the graph of gossiping workers: `neighbours`, the greatest number, and `spectral_gap`."""
+        """Return properties of the graph of gossip: `neighbours`, the largest number, and `spectral_gap`.
+
+        The result is None for learners without gossip.
+        """
         return None
 
     def longest_chain(self) -> int | None:
-        """Return the longest chain of rounded additions that a gradient may pass, or None if it is unknown."""
+        """Return the largest number of rounded additions that one gradient passes through, or None if unknown."""
         return None
 
     @abstractmethod
@@ -105,7 +109,7 @@ class Learner(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned on rank 0. Every rank calls this."""
+        """Load the state that `state_dict` returned on rank 0. Every rank must call this method."""
 
     @abstractmethod
     def weights_sha256(self) -> str:
@@ -113,7 +117,7 @@ class Learner(ABC):
 
 
 def index_by_layer(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the rows of `GradientSync.statistics` by the name of the layer, which is removed from each row."""
+    """Return the rows of `GradientSync.statistics`, keyed by the name of the layer, which is removed from the rows."""
     return {row.pop("layer"): row for row in rows}
 
 
@@ -154,9 +158,9 @@ class OptimizerStep:
 
         Args:
             gradient: The gradient of the scaled loss.
-            nonfinite: Its number of elements that are not finite.
-            lr_factor: Factor on the learning rates.
-            correct: Changes the gradient in place between clipping and the step.
+            nonfinite: The number of elements of the gradient that are not finite.
+            lr_factor: The factor by which the learning rates are multiplied.
+            correct: A function that changes the gradient in place between clipping and the step.
         """
         scale = self.scale
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
@@ -188,6 +192,6 @@ class OptimizerStep:
         return {"optimizer": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.precision.load_state_dict(state["precision"])

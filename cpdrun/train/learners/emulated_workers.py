@@ -1,6 +1,6 @@
 """The models of the workers that one rank emulates.
 
-A rank has one model. It emulates a worker by giving the model the weights and buffers of that worker.
+A rank has one model. To emulate a worker, it replaces the weights and buffers of the model by those of the worker.
 
 Legend: N workers, W of them on this rank, D values in a row, B buffers.
 """
@@ -17,7 +17,7 @@ from cpdrun.optim.groups import trainable
 
 
 class EmulatedWorkers:
-    """A model that emulates W workers.
+    """The base class of models that emulate W workers.
 
     Attributes:
         model: The model.
@@ -33,7 +33,7 @@ class EmulatedWorkers:
         """Prepare for the first worker of a step."""
 
     def begin_worker(self, w: int) -> None:
-        """Make the model that of the w-th worker of this rank."""
+        """Replace the model's state by that of the w-th worker of this rank."""
         raise NotImplementedError
 
     def end_worker(self, w: int) -> None:
@@ -46,22 +46,22 @@ class EmulatedWorkers:
         """Return parameters and buffers by name for one batched pass over W workers.
 
         Args:
-            workers: Any workers if weights are shared, else some of this rank's.
+            workers: Any workers if weights are shared, otherwise some workers of this rank.
 
         Returns:
-            Tensors of shape (W, ...). Shared parameters lack the dimension W.
+            Tensors of shape (W, ...). Shared parameters do not have the dimension W.
         """
         raise NotImplementedError
 
     def set_buffers(self, buffers_W: dict[str, Tensor]) -> None:
-        """Store the buffers that the pass over this rank's first worker returned, after the last pass. Collective."""
+        """Store the buffers that belong to this rank's first worker, after the last pass of a step. Collective."""
 
 
 class SharedModel(EmulatedWorkers):
     """Workers with one set of weights.
 
-    The running statistics of BatchNorm (any buffer) follow worker 0, like DDP's broadcast_buffers. Every worker starts
-    a step with worker 0's buffers of the previous step. The changes of other workers are dropped.
+    Buffers, such as the running statistics of BatchNorm, are those of worker 0, as with DDP's broadcast_buffers. Every
+    worker starts a step with worker 0's buffers after the previous step. Changes by other workers are discarded.
     """
 
     separate_weights = False
@@ -69,7 +69,7 @@ class SharedModel(EmulatedWorkers):
     def __init__(self, model: nn.Module, workers: Workers):
         self.model, self.workers = model, workers
         self.buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        self.is_single = len(workers.mine) == 1  # a single worker needs no copies of the buffers
+        self.is_single = len(workers.local) == 1  # A single worker needs no copies of the buffers.
         self.start = [] if self.is_single else [buffer.clone() for buffer in self.buffers]
         self.of_worker_0 = [] if self.is_single else [buffer.clone() for buffer in self.buffers]
 
@@ -79,24 +79,24 @@ class SharedModel(EmulatedWorkers):
             _copy(self.start, self.buffers)
 
     def begin_worker(self, w: int) -> None:
-        """Restore these buffers."""
+        """Restore the buffers that `begin_step` saved."""
         if w > 0:
             _copy(self.buffers, self.start)
 
     def end_worker(self, w: int) -> None:
-        """Save the buffers of worker 0."""
-        if self.workers.mine[w] == 0 and not self.is_single:
+        """Save the buffers if this is worker 0."""
+        if self.workers.local[w] == 0 and not self.is_single:
             _copy(self.of_worker_0, self.buffers)
 
     def end_step(self) -> None:
-        """Give all ranks the buffers of worker 0. Collective."""
+        """Copy the buffers of worker 0 to the models of all ranks. Collective."""
         if self.workers.rank == 0 and not self.is_single:
             _copy(self.buffers, self.of_worker_0)
         if self.workers.ranks > 1:
             _broadcast_from_rank_0(self.buffers)
 
     def stacked(self, workers: range) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the shared parameters, and a copy of the buffers for each worker."""
+        """Return the shared parameters, and the buffers with one copy per worker."""
         W = len(workers)
         parameters = {name: p.detach() for name, p in trainable(self.model).items()}
         return parameters, {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
@@ -129,7 +129,7 @@ class SeparateModels(EmulatedWorkers):
         self.slots = [*model_parameters.values(), *(buffer for buffer in model.buffers() if buffer.numel())]
         self.names = list(model_parameters)
         self.buffer_names = [name for name, buffer in model.named_buffers() if buffer.numel()]
-        W, weights = len(workers.mine), [p.detach() for p in model_parameters.values()]
+        W, weights = len(workers.local), [p.detach() for p in model_parameters.values()]
         self.rows = WeightLayout([p.shape for p in weights])
         self.x_WxD = self.rows.zeros(W, weights[0].device)
         for row in self.x_WxD:
@@ -143,7 +143,7 @@ class SeparateModels(EmulatedWorkers):
 
     def stacked(self, workers: range) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return views of the parameters and buffers of some of this rank's workers."""
-        first = self.workers.mine.start
+        first = self.workers.local.start
         w = slice(workers.start - first, workers.stop - first)
         parameters = dict(zip(self.names, self.rows.stacked(self.x_WxD[w]), strict=True))
         return parameters, {name: b[w] for name, b in zip(self.buffer_names, self.buffers_BxW, strict=True)}
@@ -156,14 +156,14 @@ class SeparateModels(EmulatedWorkers):
         self._point_to([*(weights.detach() for weights in weights_P), *buffers])
 
     def use_mean_weights(self) -> float:
-        """Point the model to the mean of all N workers. Return sqrt(mean_i |x_i - x_mean|^2). Collective."""
+        """Point the model to the mean weights of all N workers. Return sqrt(mean_i |x_i - x_mean|^2). Collective."""
         mean_D = self._mean(self.x_WxD).float()
         mean_buffers = [
             self._mean(stack).to(stack.dtype) for stack in self.buffers_BxW
-        ]  # integers are truncated
+        ]  # The means of integers are truncated.
         self._point_to([*self.rows.parameters(mean_D), *mean_buffers])
         squares_N = torch.zeros(self.workers.world_size, dtype=torch.float64, device=mean_D.device)
-        for worker, x_D in zip(self.workers.mine, self.x_WxD, strict=True):
+        for worker, x_D in zip(self.workers.local, self.x_WxD, strict=True):
             squares_N[worker] = (x_D - mean_D).double().square().sum()
         return self.workers.sum_of_disjoint(squares_N).mean().sqrt().item()
 
@@ -175,7 +175,7 @@ class SeparateModels(EmulatedWorkers):
         }
 
     def load_worker_state(self, w: int, state: dict[str, list[Tensor]]) -> None:
-        """Load what `worker_state` returned."""
+        """Load the state that `worker_state` returned."""
         with torch.no_grad():
             _copy(self.parameters[w], state["weights"])
             _copy([stack[w] for stack in self.buffers_BxW], state["buffers"])
@@ -185,9 +185,9 @@ class SeparateModels(EmulatedWorkers):
             slot.data = value
 
     def _mean(self, stack: Tensor) -> Tensor:
-        """Return the mean over the N workers, summed in float64 in their order. Collective."""
+        """Return the mean over the N workers, summed in float64 in the order of the workers. Collective."""
         total = torch.zeros(stack.shape[1:], dtype=torch.float64, device=stack.device)
-        first = self.workers.mine.start
+        first = self.workers.local.start
         for worker in range(self.workers.world_size):
             owner = self.workers.owner(worker)
             row = stack[worker - first].clone() if owner == self.workers.rank else torch.empty_like(stack[0])

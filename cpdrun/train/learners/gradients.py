@@ -2,14 +2,14 @@
 
 Legend: N workers in all, W of them on this rank, B samples per worker, P parameters.
 
-exact    Workers are computed one after the other, each as on a machine of its own. Therefore no split of the workers
-         changes a bit.
-batched  All W workers are computed in one pass of torch.func.vmap over grad. Many small workers then cost as much as
-         one large batch. The result equals that of exact except for the last bits, since kernels sum batches in another
-         order, which also depends on the split of the workers.
-chunked  Passes over CHUNK workers, counted from the first of all N workers. This is as fast as batched, and no split of
-         the workers changes a bit, because a worker is always computed in the same pass. A process computes whole
-         passes and drops the results of other processes' workers.
+exact    The gradients of workers are computed one after the other, as on separate machines. Therefore, the bits do not
+         depend on the split of the workers.
+batched  The gradients of all W workers are computed in one pass of torch.func.vmap over grad. Many small workers then
+         take as much time as one large batch. The result differs from that of exact in the last bits, because kernels
+         sum batches in another order, which also depends on the split of the workers.
+chunked  Each pass computes CHUNK workers, counted from the first of all N workers. This is as fast as batched, and the
+         bits do not depend on the split of the workers, because a worker is always computed in the same pass. A process
+         computes whole passes and discards the results of other processes' workers.
 """
 
 from abc import ABC, abstractmethod
@@ -34,15 +34,15 @@ from cpdrun.train.learners.emulated_workers import EmulatedWorkers
 from cpdrun.train.seeds import seed_global
 
 CHUNK = 16
-"""Workers in one pass of emulation=chunked.
+"""The number of workers in one pass of emulation=chunked.
 
-It affects the last bits, so it is not a setting. A larger value is faster for many small workers, but processes that
-share a pass each compute all of it.
+This number affects the last bits, so it is not a setting. A larger value is faster for many small workers, but each
+process that has any worker of a pass must compute the whole pass.
 """
 
 
 class CannotBatchError(UserError):
-    """A layer of the model cannot be batched over workers. The message names it."""
+    """Raised if a layer of the model cannot be batched over workers. The message names the layer."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Objective:
 
     @property
     def workers(self) -> Workers:
-        """How the N workers are split over ranks."""
+        """The assignment of the N workers to ranks."""
         return self.emulated.workers
 
     @property
@@ -73,7 +73,7 @@ class Objective:
 
     @property
     def divisor(self) -> int:
-        """The divisor of gradients. If workers share weights, it makes the sum of their gradients the mean."""
+        """The divisor of gradients: N if workers share weights, so that the sum of their gradients is the mean."""
         return 1 if self.emulated.separate_weights else self.workers.world_size
 
     def divide_(self, gradients: list[Tensor]) -> None:
@@ -101,11 +101,11 @@ class ExactGradients(Gradients):
 
     def __init__(self, objective: Objective):
         self.objective, emulated = objective, objective.emulated
-        self.fetched_workers = objective.workers.mine
+        self.fetched_workers = objective.workers.local
         self.parameters = list(trainable(emulated.model).values())
-        W = len(objective.workers.mine)
-        # A single worker with shared weights needs no copy of the gradients that autograd returns. Others do: they may
-        # change gradients in place, and autograd may return one tensor for two parameters.
+        W = len(objective.workers.local)
+        # A single worker with shared weights needs no copy of the gradients that autograd returns. In all other cases,
+        # gradients may be changed in place, and autograd may return the same tensor for two parameters.
         copied = self.parameters if W > 1 or emulated.separate_weights else []
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in copied]
         self.gradients_of_w = [[stack[w] for stack in self.gradients_WxP] for w in range(W)]
@@ -113,7 +113,7 @@ class ExactGradients(Gradients):
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         objective, emulated, losses = self.objective, self.objective.emulated, []
         emulated.begin_step()
-        for w, worker in enumerate(objective.workers.mine):
+        for w, worker in enumerate(objective.workers.local):
             emulated.begin_worker(w)
             batch = objective.batches.fetch(index_NxB[worker], step, worker)
             seed_global(objective.device, "dropout", objective.batches.seed, step, worker)
@@ -127,7 +127,7 @@ class ExactGradients(Gradients):
             emulated.end_worker(w)
         emulated.end_step()
         if not self.gradients_WxP:
-            # Not in place, because autograd may have returned one tensor for two parameters.
+            # Do not divide in place, because autograd may have returned the same tensor for two parameters.
             if objective.divisor > 1:
                 gradient = torch._foreach_div(gradient, objective.divisor)
             return torch.stack(losses), [g.unsqueeze(0) for g in gradient]
@@ -138,10 +138,10 @@ class ExactGradients(Gradients):
 class BatchedGradients(Gradients):
     """Computes all workers of this rank in one pass.
 
-    Dropout draws one mask for all workers of a pass, from (seed, step, number of the pass).
+    Dropout uses one mask for all workers of a pass. The mask depends on (seed, step, number of the pass).
 
     Raises:
-        CannotBatchError: At the first step, if vmap cannot run the model.
+        CannotBatchError: vmap cannot run the model. This error is raised at the first step.
     """
 
     name = "batched"
@@ -152,7 +152,7 @@ class BatchedGradients(Gradients):
         self.fetched_workers = range(
             min(p.start for p in self.passes.values()), max(p.stop for p in self.passes.values())
         )
-        self.has_run = False  # vmap fails at the first step or never
+        self.has_run = False  # whether vmap has run once. It fails either at the first step or never.
 
         def loss_of_worker(parameters, buffers, scale, batch):
             def model(*args, **kwargs):
@@ -168,7 +168,7 @@ class BatchedGradients(Gradients):
 
     def _passes(self, workers: Workers) -> dict[int, range]:
         """Return the workers of each pass, by its number."""
-        return {workers.rank: workers.mine}
+        return {workers.rank: workers.local}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
         (number,) = self.passes
@@ -180,12 +180,12 @@ class BatchedGradients(Gradients):
     def _pass(
         self, number: int, index_NxB: Tensor, step: int
     ) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-        """Return losses (W,), gradients (W, ...) of each parameter and buffers (W, ...) of the workers of one pass."""
+        """Return the losses (W,), gradients (W, ...) and buffers (W, ...) of the workers of one pass."""
         objective, emulated, workers = self.objective, self.objective.emulated, self.passes[number]
         batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers]
         batch_W = tree_map(lambda *tensors: torch.stack(tensors), *batches)
         parameters, buffers_W = emulated.stacked(workers)
-        first = objective.workers.mine.start
+        first = objective.workers.local.start
         scale: Any = objective.scale(0)
         if emulated.separate_weights:
             scale = torch.tensor([objective.scale(w - first) for w in workers], device=objective.device)
@@ -197,38 +197,38 @@ class BatchedGradients(Gradients):
 
 
 class ChunkedGradients(BatchedGradients):
-    """Computes passes over CHUNK of all N workers. Pass c begins with worker c * CHUNK, and the last may be smaller.
+    """Computes passes over CHUNK of all N workers. Pass c begins with worker c * CHUNK. The last pass may be smaller.
 
-    A rank that has only some workers of a pass computes the whole pass, on the batches of all its workers.
+    A rank that emulates only some workers of a pass computes the whole pass, with the batches of all its workers.
 
     Raises:
-        UserError: Workers have separate weights, and a pass would need those of another rank.
+        UserError: Workers have separate weights, and a pass would need weights of another rank.
     """
 
     name = "chunked"
 
     def __init__(self, objective: Objective):
         super().__init__(objective)
-        W, parameters = len(objective.workers.mine), trainable(objective.emulated.model).values()
+        W, parameters = len(objective.workers.local), trainable(objective.emulated.model).values()
         if objective.emulated.separate_weights and len(self.fetched_workers) > W:
             raise UserError(
                 f"emulation=chunked: one process must emulate {CHUNK} workers with separate weights, and with "
-                f"nproc={objective.workers.ranks} it has {W}; take a smaller nproc or emulation=exact"
+                f"nproc={objective.workers.ranks} it has {W}. Set a smaller nproc or emulation=exact"
             )
-        # The memory layout is always the same, because later sums over it must not depend on the split either.
+        # The memory layout must always be the same, so that later sums do not depend on the split of the workers.
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in parameters]
 
     def _passes(self, workers: Workers) -> dict[int, range]:
-        mine, N = workers.mine, workers.world_size
+        mine, N = workers.local, workers.world_size
         numbers = range(mine.start // CHUNK, (mine.stop - 1) // CHUNK + 1)
         return {c: range(c * CHUNK, min((c + 1) * CHUNK, N)) for c in numbers}
 
     def __call__(self, index_NxB: Tensor, step: int) -> tuple[Tensor, list[Tensor]]:
-        objective, mine, losses = self.objective, self.objective.workers.mine, []
+        objective, mine, losses = self.objective, self.objective.workers.local, []
         first_buffers: dict[str, Tensor] = {}
         for number, workers in self.passes.items():
             losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
-            first_buffers = first_buffers or buffers_W  # the first pass contains worker 0, if this rank does
+            first_buffers = first_buffers or buffers_W  # Only the first pass can contain worker 0.
             start, stop = max(mine.start, workers.start), min(mine.stop, workers.stop)
             own = slice(start - workers.start, stop - workers.start)
             targets = [stack[start - mine.start : stop - mine.start] for stack in self.gradients_WxP]
@@ -256,7 +256,7 @@ def naming_the_layer(model: nn.Module, emulation: str) -> Iterator[None]:
     def enter(module: nn.Module, _: Any) -> None:
         entered.append((names[module], module))
 
-    def leave(*_: Any) -> None:  # must return None, since other values would replace the output
+    def leave(*_: Any) -> None:  # It must return None, because any other value would replace the output.
         entered.pop()
 
     for module in names:
@@ -272,7 +272,7 @@ def naming_the_layer(model: nn.Module, emulation: str) -> Iterator[None]:
             ) from error
         reason = str(error).split(". ")[0].splitlines()[0]
         raise CannotBatchError(
-            f"emulation={emulation}: {where} cannot be batched over workers ({reason}); use emulation=exact"
+            f"emulation={emulation}: {where} cannot be batched over workers ({reason}). Use emulation=exact"
         ) from error
     finally:
         for hook in hooks:

@@ -5,11 +5,11 @@ metrics are means over the workers, each evaluated on sync.worker_test_samples s
 worst worker, and NAME_averaged_model that of the mean of all weights on all test data. consensus_distance is
 sqrt(mean_i |x_i - x_mean|^2), and bytes_sent_per_worker counts all bytes that a worker has sent.
 
-LocalWeights (`cpdrun.comm.sync.local`): workers take H steps by themselves between two outer steps. Test metrics are
-those of the agreed weights, that is, of the latest outer step: up to H - 1 steps old, and the initial weights before
-the first outer step. An outer step follows the last step of a run for any H. The running statistics of BatchNorm (any
-buffer) are not communicated. Those of worker 0 are evaluated; in a script they are on rank 0
-(`cpdrun.comm.LocalSteps`).
+LocalWeights (`cpdrun.comm.sync.local`): workers take H steps separately between two outer steps. Test metrics are those
+of the agreed weights, which are the result of the latest outer step. They may be up to H - 1 steps old. Before the
+first outer step, they are the initial weights. An outer step always follows the last step of a run. Buffers, such as
+the running statistics of BatchNorm, are not communicated. The evaluation uses the buffers of worker 0. (In a script,
+these are on rank 0, see `cpdrun.comm.LocalSteps`.)
 
 Legend: N workers, W of them on this rank, B samples per worker, P parameters, D values in a row, K metrics.
 """
@@ -37,7 +37,7 @@ from cpdrun.train.state import checkpoint
 
 
 class SeparateWeights(Learner):
-    """N models and N optimizers. Subclasses define how the models are synchronized."""
+    """The base class of learners with N models and N optimizers. Subclasses define how the models are synchronized."""
 
     shares_weights = False
 
@@ -62,13 +62,13 @@ class SeparateWeights(Learner):
         """Raise ValueError if the precision needs shared weights. `who` describes the workers in the message."""
         if precision.rounds_weights:
             raise ValueError(
-                f"{precision.rounds_weights}: {who} keep float32 weights; take precision=fp32, or int8, "
-                "which rounds them where they are used"
+                f"{precision.rounds_weights}: {who} keep float32 weights. Set precision=fp32, or precision=int8, "
+                "which rounds weights only in products"
             )
         if precision.remembers:
             raise ValueError(
-                f"{precision.remembers}: {who} have no common steps for a history of scales; take formats "
-                "with scales of the current tensor, as in recipe=fp8_tensorwise"
+                f"{precision.remembers}: {who} have no common steps, which delayed scales need. Use formats whose "
+                "scales depend only on the current tensor, as in recipe=fp8_tensorwise"
             )
 
     def step_workers(
@@ -85,7 +85,7 @@ class SeparateWeights(Learner):
             index_NxB: The sample indices of each worker.
             step: The step of the run.
             lr_factor: Factor on the learning rates.
-            correct: Changes the gradient of the w-th worker of this rank in place before its step.
+            correct: A function that changes the gradient of this rank's w-th worker in place before its step.
 
         Returns:
             The losses (W,), and the number of gradient elements that are inf or NaN.
@@ -116,13 +116,13 @@ class SeparateWeights(Learner):
         """Gather the weights, buffers, optimizer and precision of every worker on rank 0. Collective."""
         mine = {
             worker: self.models.worker_state(w) | self.optimizer_steps[w].state_dict()
-            for w, worker in enumerate(self.workers.mine)
+            for w, worker in enumerate(self.workers.local)
         }
         return self.workers.gather(mine)
 
     def load_workers_state(self, state: dict[int, dict[str, Any]]) -> None:
-        """Load what `workers_state` returned."""
-        for w, worker in enumerate(self.workers.mine):
+        """Load the state that `workers_state` returned."""
+        for w, worker in enumerate(self.workers.local):
             self.models.load_worker_state(w, state[worker])
             self.optimizer_steps[w].load_state_dict(state[worker])
 
@@ -147,18 +147,18 @@ class GossipWeights(SeparateWeights):
         cls.check_precision(precision, "workers that gossip")
         if sync.beta is not None and "adamw_lr" in config["optim"]:
             raise ValueError(
-                "sync.quasi_global_momentum supports one lr, but optim=muon has two; type optim=sgd or adamw"
+                "sync.quasi_global_momentum supports one lr, but optim=muon has two. Type optim=sgd or optim=adamw"
             )
         if sync.beta is not None and config["optim"].get("momentum"):
             raise ValueError(
-                f"sync.quasi_global_momentum={sync.beta} replaces optim.momentum; type optim.momentum=0"
+                f"sync.quasi_global_momentum={sync.beta} replaces optim.momentum. Type optim.momentum=0"
             )
         if sync.beta is not None and any("lr" in group for group in parameter_groups(config)):
             raise ValueError(
-                "sync.quasi_global_momentum supports one lr; parameter_groups must not set others"
+                "sync.quasi_global_momentum supports one lr. Remove lr from the groups in parameter_groups"
             )
         if sync.nesterov and config["optim"]["_target_"] != "torch.optim.SGD":
-            raise ValueError("sync.nesterov=true looks ahead by one SGD step; type optim=sgd")
+            raise ValueError("sync.nesterov=true looks ahead by one SGD step. Type optim=sgd")
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
         """Let each worker take a step, then average with the neighbors."""
@@ -179,7 +179,7 @@ class GossipWeights(SeparateWeights):
         self.gossip.correct(w, gradient, self._weight_decay(w) if self.gossip.nesterov else ())
 
     def _weight_decay(self, w: int) -> list[Tensor]:
-        """Return what weight decay adds to each gradient of the w-th worker of this rank."""
+        """Return the terms that weight decay adds to the gradients of the w-th worker of this rank."""
         step = self.optimizer_steps[w]
         factors = {
             id(p): group["weight_decay"] for group in step.optimizer.param_groups for p in group["params"]
@@ -203,16 +203,17 @@ class GossipWeights(SeparateWeights):
     def evaluate(self) -> Evaluation:
         """Evaluate each worker and the averaged model.
 
-        There are no outcomes of examples, because the metric is a mean over models whose answers differ.
+        The result does not contain the outcome of each example, because the metric is a mean over models that may
+        disagree about an example.
         """
         alone = Workers(1)
         mine = []
-        for w in range(len(self.workers.mine)):
+        for w in range(len(self.workers.local)):
             self.models.begin_worker(w)
             mine.append(evaluate(self.parts, alone, self.device, self.gossip.worker_test_samples).metrics)
         names = list(mine[0])
         table_NxK = torch.zeros(self.workers.world_size, len(names), dtype=torch.float64, device=self.device)
-        for worker, metrics in zip(self.workers.mine, mine, strict=True):
+        for worker, metrics in zip(self.workers.local, mine, strict=True):
             table_NxK[worker] = torch.tensor([metrics[name] for name in names], dtype=torch.float64)
         by_name = dict(zip(names, self.workers.sum_of_disjoint(table_NxK).unbind(1), strict=True))
         distance = self.models.use_mean_weights()
@@ -247,14 +248,14 @@ class GossipWeights(SeparateWeights):
         return {"workers": self.workers_state(), "sync": self.gossip.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.load_workers_state(state["workers"])
         self.gossip.load_state_dict(state["sync"])
 
     def weights_sha256(self) -> str:
-        """Return a digest of the digests of all workers, in their order."""
+        """Return a digest of the digests of all workers, in ascending order of workers."""
         table_Nx32 = torch.zeros(self.workers.world_size, 32, dtype=torch.int32, device=self.device)
-        for w, worker in enumerate(self.workers.mine):
+        for w, worker in enumerate(self.workers.local):
             self.models.begin_worker(w)
             digest = bytes.fromhex(checkpoint.weights_sha256(self.parts.model))
             table_Nx32[worker] = torch.tensor(list(digest), dtype=torch.int32)
@@ -271,7 +272,7 @@ class LocalWeights(SeparateWeights):
         super().__init__(config, parts, workers, device)
         self.outer = parts.sync
         self.outer.begin(self.models.parameters[0])
-        self.look_due = False  # whether the next outer step should collect statistics
+        self.look_due = False  # whether the next outer step must compute gradient statistics
 
     @classmethod
     def check(cls, config: dict[str, Any], precision: Precision, sync: OuterStep) -> None:
@@ -292,7 +293,7 @@ class LocalWeights(SeparateWeights):
         return losses_W
 
     def longest_chain(self) -> int | None:
-        """Return the longest chain of rounded additions."""
+        """Return the largest number of rounded additions that one gradient passes through."""
         return self.outer.longest_chain
 
     def wire_bytes(self) -> dict[str, int]:
@@ -319,7 +320,7 @@ class LocalWeights(SeparateWeights):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.load_workers_state(state["workers"])
         self.outer.load_state_dict(state["sync"])
         self.look_due, self.layers = state["statistics"]["due"], state["statistics"]["layers"]

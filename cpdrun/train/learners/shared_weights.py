@@ -30,7 +30,7 @@ from cpdrun.train.state import checkpoint
 
 
 class SharedWeights(Learner):
-    """N workers with one set of weights. A GradientSync forms the mean of their gradients."""
+    """N workers with one set of weights. A GradientSync computes the mean of their gradients."""
 
     parts: Parts[GradientSync]
 
@@ -69,7 +69,7 @@ class SharedWeights(Learner):
         return losses_W
 
     def _count_within_models(self, workers: int) -> None:
-        """Count the bytes that workers of one model exchange in a step, before an evaluation adds to them."""
+        """Store the bytes that workers of one model exchanged in this step, before an evaluation exchanges more."""
         sent = sum(shared.sent_bytes for shared in self.model_workers)
         real = sum(shared.real_worker_bytes for shared in self.model_workers)
         self.within_models = {"bytes_per_step_sent": sent, "bytes_per_step_real_worker": real // workers}
@@ -79,7 +79,7 @@ class SharedWeights(Learner):
         return self.optimizer_step.memory(self.parts.model)
 
     def longest_chain(self) -> int | None:
-        """Return the longest chain of rounded additions."""
+        """Return the largest number of rounded additions that one gradient passes through."""
         return self.parts.sync.longest_chain
 
     def wire_bytes(self) -> dict[str, int]:
@@ -99,7 +99,7 @@ class SharedWeights(Learner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.parts.model.load_state_dict(state["model"])
         self.optimizer_step.load_state_dict(state)
         self.parts.sync.load_state_dict(state["sync"])
@@ -109,7 +109,7 @@ class SharedWeights(Learner):
         return checkpoint.weights_sha256(self.parts.model)
 
 
-# Optimizers of torch.optim whose update of an element depends on no other element
+# The optimizers of torch.optim whose update of an element does not depend on other elements
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Rprop")
 
 
@@ -122,7 +122,8 @@ class ShardedWeights(SharedWeights):
         super().__init__(config, parts, workers, device)
         if self.model_workers:
             raise BuildError(
-                "sync=sharded: workers that share a model already hold parts of it; take sync=all_reduce"
+                "sync=sharded is not supported if the workers share a model, because each worker already has only a "
+                "part of it. Set sync=all_reduce"
             )
         self.weights, self.sync = list(trainable(parts.model).values()), parts.sync
         self.owned = self.sync.begin(self.weights)
@@ -136,7 +137,7 @@ class ShardedWeights(SharedWeights):
         )
         if (
             not self.sync.in_format.differences
-        ):  # differences start from the initial weights, which all workers have
+        ):  # The first differences are relative to the initial weights, which all workers have.
             self._gather(epoch=0)
 
     @classmethod
@@ -144,20 +145,20 @@ class ShardedWeights(SharedWeights):
         """Raise ValueError if the settings do not work with sharded weights."""
         if precision.rounds_weights:
             raise ValueError(
-                f"{precision.rounds_weights}: sync=sharded stores float32 weights; sync.gather sets the format in "
-                "which they are used"
+                f"{precision.rounds_weights}: sync=sharded stores weights in float32. To round the weights that a step "
+                "uses, set sync.gather"
             )
         optimizer = locate(config["optim"]["_target_"])
         is_known = optimizer.__module__.startswith("torch.optim") and optimizer.__name__ in ELEMENTWISE
         if not (is_known or getattr(optimizer, "elementwise", False)):
             raise ValueError(
-                f"optim: {optimizer.__name__} needs whole layers, but with sync=sharded a worker has a part of each; "
-                "take optim=sgd or adamw, or sync=all_reduce"
+                f"optim: {optimizer.__name__} needs whole layers, but with sync=sharded, a worker has only a part of "
+                "each layer. Set optim=sgd or adamw, or sync=all_reduce"
             )
         if (name := precision.state_with_scales) is not None:
             raise ValueError(
-                f"precision.optimizer_state={name} has scales that several elements share, which sync=sharded would "
-                "split; take a format without scales"
+                f"precision.optimizer_state={name} has scales for blocks of elements, which sync=sharded would divide. "
+                "Use a format without scales"
             )
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
@@ -198,7 +199,7 @@ class ShardedWeights(SharedWeights):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, in which layers are whole. Collective."""
+        """Return the state for a checkpoint, which contains whole layers instead of each rank's parts. Collective."""
         step_state = self.optimizer_step.state_dict()
         order = self._parameter_ids()
         layer_of = {order.index(id(m)): p for p, m in enumerate(self.masters)}
@@ -231,7 +232,7 @@ class ShardedWeights(SharedWeights):
         return [{k: torch.cat([part[k] for part in of_layer]) for k in of_layer[0]} for of_layer in by_layer]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.parts.model.load_state_dict(state["model"])
         order = self._parameter_ids()
         optimizer = dict(state["optimizer"])
@@ -251,7 +252,7 @@ class ShardedWeights(SharedWeights):
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """The step of an optimizer of parts. Gradient clipping uses the norm of all parts."""
+    """The step of an optimizer that updates only parts of layers. Gradient clipping uses the norm of all parts."""
 
     def __init__(self, sync: ShardedSync, *arguments: Any):
         super().__init__(*arguments)
@@ -261,7 +262,7 @@ class ShardedOptimizerStep(OptimizerStep):
         """Clip like torch.nn.utils.clip_grad_norm_, with another order of additions."""
         workers = self.sync.workers
         norm_N = torch.zeros(workers.world_size, dtype=torch.float64, device=self.parameters[0].device)
-        for worker, shards in zip(workers.mine, self.sync.shards_of_mine, strict=True):
+        for worker, shards in zip(workers.local, self.sync.shards_of_mine, strict=True):
             for p, (shard, owned) in enumerate(zip(shards, self.sync.owned, strict=True)):
                 grad = get_gradient(self.parameters[p])[shard.start - owned.start : shard.stop - owned.start]
                 norm_N[worker] += grad.double().square().sum()

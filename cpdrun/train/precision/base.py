@@ -1,16 +1,15 @@
-"""The interface of a precision: the numbers that one run computes with.
+"""The interface of a precision, which defines the number formats of a run's computation.
 
-Formats   weights, activations, errors, sums and optimizer steps in number formats, selected by rules
-Int8      tensors of 2^bits levels
+Formats   Weights, activations, errors, sums and optimizer steps in number formats that rules select.
+Int8      Tensors with 2^bits levels.
 
-Every precision has a loss scale: a factor on the loss, divided out of the gradient again, that keeps small gradients
-within the range of a format. Powers of two make the division exact.
+Every precision has a loss scale. The loss is multiplied by it, and the gradient is divided by it, so that small
+gradients are within the range of a format. The division is exact if the loss scale is a power of two.
 """
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 import torch
@@ -49,7 +48,7 @@ class LossScale:
         return {"loss_scale": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.value = state["loss_scale"]
 
 
@@ -79,7 +78,7 @@ class DynamicLossScale(LossScale):
         return {"loss_scale": self.value, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.value, self.good_steps = state["loss_scale"], state["good_steps"]
 
 
@@ -101,27 +100,18 @@ def log2_of(setting: float | str) -> int:
     return round(math.log2(loss_scale_of(setting).value))
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Names of the formats of a product: its two operands and its accumulator."""
-
-    a: str = "fp32"
-    b: str = "fp32"
-    accumulator: str = "fp32"
-
-
 class Precision:
-    """The base class of precisions: everything is float32, except for the loss scale.
+    """The base class of precisions. It computes everything in float32, with a loss scale.
 
     Attributes:
         seed: The key of stochastic rounding. `build` sets it.
-        steps: Steps of the run, which limit the steps of rules. `build` sets it.
-        rounds_weights: The settings that round the weights between steps, as typed; empty if weights are float32.
-        rounds_products: The settings that round operands or sums of products, as typed; empty if there are none.
-        remembers: The settings with a state from step to step in addition to weights, as typed; empty if there are
+        steps: The number of steps of the run, which limits the steps of rules. `build` sets it.
+        rounds_weights: The settings that round the weights between steps, as typed. Empty if weights are float32.
+        rounds_products: The settings that round operands or sums of products, as typed. Empty if there are none.
+        remembers: The settings that have a state between steps in addition to the weights, as typed. Empty if there are
             none.
-        state_with_scales: The format of the optimizer's state if several of its elements share a scale, else None.
-        activation_bits: Bits per value that a batch stores for the backward pass; None for float32.
+        state_with_scales: The format of the optimizer's state if several of its elements share a scale, otherwise None.
+        activation_bits: The bits per value of activations that are stored for the backward pass. None for float32.
     """
 
     seed: int = 0
@@ -147,8 +137,12 @@ class Precision:
     def check(self, optimizer: Optimizer) -> None:
         """Raise ValueError if this optimizer cannot take steps in this precision."""
 
-    def check_called(self) -> None:
-        """Raise ValueError if a call of the model has shown that a rule rounds nothing."""
+    def check_called(self, never_called: Collection[str]) -> None:
+        """Raise ValueError if the model calls none of the layers that a rule selects.
+
+        Args:
+            never_called: The names of the layers that rules select but that the model did not call.
+        """
 
     def at(self, step: int) -> None:
         """Select the rules for the given step of the run, counted from 0."""
@@ -156,17 +150,6 @@ class Precision:
     def phase_starts(self) -> list[int]:
         """Return the steps at which other rules take effect, including 0."""
         return [0]
-
-    def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """Return the formats of a product from the given step on.
-
-        Args:
-            name: The module.
-            part: The part of its attention, or None.
-            product: One of the products of custom_fp.layers.products.
-            step: A step of the run.
-        """
-        return Operands()
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
         """Take an optimizer step. Gradients are in `.grad`, already divided by the loss scale."""
@@ -199,7 +182,7 @@ class Precision:
         return self.loss_scale.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.loss_scale.load_state_dict(state)
 
 
@@ -219,7 +202,7 @@ def get_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
-    """Return the tensors, such as momentum, that the optimizer stores for each element of a parameter."""
+    """Return the optimizer's state tensors of a parameter that have its shape, such as momentum."""
     values = optimizer.state.get(parameter, {}).values()
     return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]
 
@@ -227,13 +210,13 @@ def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tenso
 def activation_bytes(model: nn.Module, forward: Callable[[], object], bits: int | None) -> int:
     """Return the bytes of activations that a batch stores between its forward and its backward pass.
 
-    These are the inputs of Linear, Conv2d and normalization layers, which need them again for gradients. A value that
-    enters two layers counts twice. The mode of the model is restored.
+    These are the inputs of Linear, Conv2d and normalization layers, which are needed again to compute gradients. A
+    value that is the input of two layers counts twice. The mode of the model is restored.
 
     Args:
         model: The model.
-        forward: Calls the model with a batch.
-        bits: Bits per value, or None for float32.
+        forward: A function that calls the model with a batch.
+        bits: The number of bits per value, or None for float32.
     """
     total = 0
 

@@ -1,4 +1,4 @@
-"""Training in 8-bit tensors: each tensor has 2^bits levels between its smallest and its largest value.
+"""Training with 8-bit tensors, in which each tensor has 2^bits levels between its smallest and its largest value.
 
 The method is that of Banner, Hubara, Hoffer and Soudry, "Scalable Methods for 8-bit Training of Neural Networks" (arXiv
 1805.11046), as Aketi, Kodge and Roy (arXiv 2111.09389, section 3) use it for decentralized training. In Linear and Conv
@@ -23,22 +23,25 @@ layers stay float32.
 The levels start at the smallest value, so zero is not necessarily a level. Therefore they differ from those of
 custom_fp's `int8_affine`, whose zero point is a whole number of steps.
 
-inf and NaN make their whole tensor NaN, so a diverged run stays visible. A tensor of equal values is unchanged.
+If a tensor contains inf or NaN, all its values become NaN, so that divergence stays visible. A tensor of equal values
+is unchanged.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from custom_fp.layers.attachment import add_hooks_
 from custom_fp.layers.modules import LAYERS
-from custom_fp.layers.products import OPERANDS, ROLES, WEIGHT_GRADIENT, Arithmetic, round_gradient
+from custom_fp.layers.products import ROLES, Arithmetic, round_gradient
 from custom_fp.rounding import is_stochastic
 from torch import Tensor, nn
 
 from cpdrun.comm.compressors.base import check_rounding, of_bits
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import Sum, is_norm
-from cpdrun.train.precision.base import Operands, Parameters, Precision, optimizer_state, storage_bytes
+from cpdrun.train.precision.base import Parameters, Precision, optimizer_state, storage_bytes
 
 
 def min_max_quantize(
@@ -67,8 +70,24 @@ def min_max_quantize(
     return level.clamp(0, 2**bits - 1) * step + low
 
 
+@dataclass(frozen=True)
+class _Rounding:
+    """A rounding function with the number of its bits, or None if it rounds nothing."""
+
+    function: Callable[[Tensor], Tensor]
+    bits: int | None
+
+    @property
+    def format(self) -> str:
+        """The name of the format, for reports."""
+        return "fp32" if self.bits is None else f"int{self.bits}"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 class _RoundForward(torch.autograd.Function):
-    """Rounds in the forward pass. The gradient passes straight through."""
+    """Rounds in the forward pass. The backward pass returns the gradient unchanged."""
 
     generate_vmap_rule = True
 
@@ -129,7 +148,6 @@ class Int8(Precision):
         self.float_errors_for_weights = float_errors_for_weights
         self.activation_bits = activation_bits
         self.rounded_weights: list[Tensor] = []
-        self.replaced: set[str] = set()  # names of the layers that compute in 8 bits
         self.statistics: list[Tensor] = []
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -142,9 +160,8 @@ class Int8(Precision):
         for name, module in model.named_modules():
             if getattr(module, "padding_mode", "zeros") != "zeros":
                 raise ValueError(
-                    f"precision: {name} pads with {module.padding_mode}; int8 supports only zeros"
+                    f"precision: {name} has padding_mode={module.padding_mode}; int8 supports only padding_mode=zeros"
                 )
-        self.replaced = set(chosen)
         for layer in chosen.values():
             LAYERS[type(layer)].attach_to(layer, self._arithmetic(layer))
             self.rounded_weights.append(layer.weight)
@@ -153,16 +170,6 @@ class Int8(Precision):
                 add_hooks_(module, before=self._round_inputs, after=self._round_error)
         self.statistics = [b for b in model.buffers() if b.is_floating_point()]
         return model
-
-    def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """Return the formats of a product. Its sums are float32, as in the emulation."""
-        if name not in self.replaced or part is not None:
-            return Operands()
-        roles = {"input": "activation", "weight": "weight", "output_gradient": "error"}
-        bits = [self.bits[roles[role]] for role in OPERANDS[product]]
-        if product == WEIGHT_GRADIENT and self.float_errors_for_weights:
-            bits[0] = None
-        return Operands(*("fp32" if k is None else f"int{k}" for k in bits))
 
     def memory(self, optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, int]:
         """Return the bytes of the model and of the optimizer.
@@ -184,17 +191,20 @@ class Int8(Precision):
             return self._activation(x, layer.training)
 
         errors = ROLES["output_gradient"][:1] if self.float_errors_for_weights else ROLES["output_gradient"]
+        of_activation = _Rounding(activation, self.bits["activation"])
+        of_weight = _Rounding(self._weight, self.bits["weight"])
+        of_error = _Rounding(self._error, self.bits["error"])
         return Arithmetic(
             {
-                **{("input", p): activation for p in ROLES["input"]},
-                **{("weight", p): self._weight for p in ROLES["weight"]},
-                **{("output_gradient", p): self._error for p in errors},
+                **{("input", p): of_activation for p in ROLES["input"]},
+                **{("weight", p): of_weight for p in ROLES["weight"]},
+                **{("output_gradient", p): of_error for p in errors},
                 ("result", "weight_gradient"): self._gradient,
             }
         )
 
     def _activation(self, x: Tensor, training: bool) -> Tensor:
-        """Round an input of a layer. Its gradient passes straight through."""
+        """Round an input of a layer. In the backward pass, its gradient is unchanged."""
         rounding = self.activation_rounding if training else "nearest_even"
         return _RoundForward.apply(x, self.activation_bits, rounding, self.clipped_activations)
 
@@ -211,5 +221,5 @@ class Int8(Precision):
         return tuple(self._activation(x, module.training) for x in inputs)
 
     def _round_error(self, _module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
-        # A clone, because an in-place ReLU cannot change a view.
+        # Clone the output, because an in-place ReLU must not change a view.
         return round_gradient(output, self._error).clone()

@@ -43,7 +43,7 @@ class OptimizerRounding:
         state: The format of the state, such as momentum, after each step, or None for float32.
 
     Attributes:
-        in_fp32: Indices of the parameters whose steps are float32 in any case.
+        in_fp32: The indices of the parameters whose steps are always computed in float32.
     """
 
     in_fp32: Collection[int] = ()
@@ -52,7 +52,7 @@ class OptimizerRounding:
         self.update, self.order, self.state = update, order, state
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raise ValueError if the operations of this optimizer are not known."""
+        """Raise ValueError if this optimizer is not supported, because its operations are unknown."""
         groups = optimizer.param_groups
         is_sgd = type(optimizer) is SGD and not any(g["dampening"] or g["maximize"] for g in groups)
         if self.update and not is_sgd:
@@ -70,7 +70,7 @@ class OptimizerRounding:
             p.copy_(p.double() + change)
 
     def changes(self, optimizer: Optimizer, parameters: Parameters, scale: float) -> list[Tensor]:
-        """Return what the step adds to each parameter, in float64, without changing the parameters."""
+        """Return the change of each parameter in this step, in float64, without changing the parameters."""
         if self.update:
             return self._rounded_changes(optimizer, parameters, scale)
         before = [p.detach().clone() for p in parameters]
@@ -132,11 +132,14 @@ class Float32Weights:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
 
 
 class MasterWeights(Float32Weights):
-    """Weights with a float32 copy, which takes every step. The model gets the rounded copy (arXiv 1710.03740, 3.1)."""
+    """Weights with a float32 master copy (arXiv 1710.03740, section 3.1).
+
+    The optimizer updates the masters, and the model uses the rounded masters.
+    """
 
     def __init__(self, parameters: Parameters, roundings: Sequence[QuantizationSpec | None]):
         self.roundings = roundings
@@ -163,7 +166,7 @@ class MasterWeights(Float32Weights):
         return {"masters": self.masters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.masters = state["masters"]
 
 
@@ -203,7 +206,7 @@ class FormatWeights(Float32Weights):
         return {"updates": self.update.updates, "compensations": self.update.compensations}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.update.updates, self.update.compensations = state["updates"], state["compensations"]
 
 

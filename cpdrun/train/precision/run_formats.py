@@ -34,12 +34,11 @@ between workers have the run's `format`. The full text of the paper was not avai
 other work found to work without a master copy, and may differ from the paper's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from custom_fp.formats.names import parse
-from custom_fp.layers.products import OPERANDS
 from custom_fp.layers.products import ROLES as OF_PRODUCTS
 from custom_fp.recipe.layers import Layer, layers_of
 from custom_fp.recipe.parsing import format_named, one_of, one_rounding, read_rules, short_form
@@ -52,7 +51,7 @@ from torch.optim import Optimizer
 from cpdrun.models.normed.norms import is_norm
 from cpdrun.optim.groups import trainable
 from cpdrun.optim.rounded_sgd import ORDERS
-from cpdrun.train.precision.base import Operands, Parameters, Precision, storage_bytes
+from cpdrun.train.precision.base import Parameters, Precision, storage_bytes
 from cpdrun.train.precision.optimizer_steps import (
     Float32Weights,
     FormatWeights,
@@ -61,14 +60,11 @@ from cpdrun.train.precision.optimizer_steps import (
     round_,
 )
 
-# The role whose rule applies to an operand without its own rule.
-FALLBACK_ROLES = {"input": "activation", "weight": "parameter", "output_gradient": "error"}
-
 
 class Formats(Precision):
     """The formats of one run. conf/precision/*.yaml lists and explains the arguments.
 
-    A config.yaml that is older than the key `rules` lacks it.
+    An old config.yaml may not contain the key `rules`.
 
     Raises:
         ValueError: The settings contradict each other.
@@ -119,11 +115,10 @@ class Formats(Precision):
         self.remembers = " and ".join(delayed)
         _check_weight_storage(all_rules, master_weights, update_rounding, kahan_weights)
         self.weights = Float32Weights()
-        self.statistics: list[Tensor] = []  # running statistics
+        self.statistics: list[Tensor] = []  # the running statistics of the model
         self.statistic_roundings: list[QuantizationSpec | None] = []
         self.weight_roundings: list[QuantizationSpec | None] = []
         self.placement: Placement  # set by `prepare`
-        self.layers: dict[tuple[str, str | None], Layer] = {}  # by module and part
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Attach the rounding to the model and round its weights. A model in fp32 is returned unchanged."""
@@ -132,8 +127,7 @@ class Formats(Precision):
         norm_ids = {id(p) for layer in norms for p in layer.module.parameters(recurse=False)}
         self.optimizer_rounding.in_fp32 = {i for i, p in enumerate(parameters) if id(p) in norm_ids}
         rules = self.rules(layers, norms)
-        self.layers = {(layer.path, layer.part): layer for layer in layers}
-        rules.check()  # before the model is changed
+        rules.check()  # Check the rules before the model is changed.
         self.placement = Placement(model, rules)
         modules = [layer for layer in layers if layer.part is None]
         owner = {id(x): layer for layer in reversed(modules) for x in _own_tensors(layer.module)}
@@ -156,9 +150,9 @@ class Formats(Precision):
         """Raise ValueError if this optimizer cannot take steps in these formats."""
         self.optimizer_rounding.check(optimizer)
 
-    def check_called(self) -> None:
+    def check_called(self, never_called: Collection[str]) -> None:
         """Raise ValueError if a call of the model has shown that a rule rounds nothing."""
-        self.placement.check_called()
+        self.placement.check_called(never_called)
 
     def at(self, step: int) -> None:
         """Select the rules for the given step of the run."""
@@ -168,27 +162,8 @@ class Formats(Precision):
         """Return the steps at which other rules take effect."""
         return self.placement.rules.phases
 
-    def operands(self, name: str, part: str | None, product: str, step: int) -> Operands:
-        """Return the formats of a product: those of its rules, else those of the layer's input, weight and error."""
-        layer = self.layers.get((name, part))
-        if layer is None:
-            return Operands()
-
-        def format_of(role: str) -> str:
-            rounding = self._rounding(layer, role, product, step)
-            if rounding is None and role != "accumulator":
-                rounding = self._rounding(layer, FALLBACK_ROLES[role], None, step)
-            return "fp32" if rounding is None else rounding.format
-
-        a, b = map(format_of, OPERANDS[product])
-        return Operands(a, b, format_of("accumulator"))
-
-    def _rounding(self, layer: Layer, role: str, product: str | None, step: int) -> QuantizationSpec | None:
-        takes = layer.takes(role) and (product is None or product in layer.products(role))
-        return self.placement.rules.rounding_for(layer, role, product, step) if takes else None
-
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
-        """Take an optimizer step; then round weights, running statistics and the optimizer's state."""
+        """Take an optimizer step, then round weights, running statistics and the optimizer's state."""
         with torch.no_grad():
             self.weights.step(self.optimizer_rounding, optimizer, parameters, self.loss_scale.used)
             round_(self.statistics, self.statistic_roundings)
@@ -196,7 +171,7 @@ class Formats(Precision):
         self.placement.end_step()
 
     def skip(self) -> None:
-        """Update what a skipped step has changed: running statistics and the histories of delayed scales."""
+        """Update the state that a skipped step has changed: running statistics and the histories of delayed scales."""
         self.placement.end_step()
         round_(self.statistics, self.statistic_roundings)
 
@@ -226,7 +201,7 @@ class Formats(Precision):
         return super().state_dict() | self.weights.state_dict() | histories
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         super().load_state_dict(state)
         self.weights.load_state_dict(state)
         self.placement.load_state_dict(state.get("histories", {}))
@@ -254,15 +229,15 @@ def _check_weight_storage(rules: Rules, master_weights: bool, update_rounding: s
         word = "stochastic" if update_rounding == NEAREST else update_rounding
         raise ValueError(
             f"precision.update_rounding={word} and precision.kahan_weights=true apply to weights in a format "
-            "without a float32 copy; set precision.weights and precision.master_weights=false"
+            "without a float32 copy. Set precision.weights and precision.master_weights=false"
         )
     for typed, rounding in weight_rules if not master_weights else ():
         if parse(rounding.format).has_scales:
             raise ValueError(
-                f"{typed} has scales, which every update would change; it needs precision.master_weights=true"
+                f"{typed} has scales, which every update would change. Set precision.master_weights=true"
             )
         if rounding.aps:
             raise ValueError(
-                "precision.aps=true gives every weight tensor a shift, which an update would change; it needs "
+                "precision.aps=true scales every weight tensor by a shift, which an update would change. Set "
                 "precision.master_weights=true"
             )

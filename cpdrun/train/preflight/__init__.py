@@ -1,1 +1,1 @@
-"""Checks before a run starts: its parts, its first sample, the products that rules reach, and this machine."""
+"""Checks before a run starts: its parts, its first sample, the products that rules apply to, and this machine."""

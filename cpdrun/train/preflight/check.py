@@ -1,11 +1,12 @@
-"""Find the reasons why a run would fail before its first step, before anything is started.
+"""Check, before any process is started, whether a run would fail before its first step.
 
-A model and data that do not fit each other may train nevertheless, and give wrong results. For example, the
-cross-entropy of float targets and one output is exactly 0, and a head with 1,000 outputs learns 10 classes more slowly.
-Therefore the first sample is checked, for classes of cpdrun and of the user alike.
+A model and data that do not match may train without an error, but with wrong results. For example, the cross-entropy of
+float targets and a single output is always 0, and a head with 1,000 outputs learns 10 classes more slowly. Therefore
+the first sample is checked, both for cpdrun's own models and datasets and for the user's.
 """
 
 import json
+import math
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from typing import Any
 import custom_fp
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.recipe.coverage import FLOAT32_LABEL, percent_text, shares_text
 
 import cpdrun
 from cpdrun.errors import UserError
@@ -23,7 +25,7 @@ from cpdrun.train.instantiate import find_memory_error, first_line
 from cpdrun.train.preflight.products import emulated_products
 
 IRRELEVANT = ("seed", "format", "nproc", "threads")  # settings that do not affect whether parts can be made
-# Prefixes of the paths of files that are not the user's
+# The prefixes of paths of files that do not belong to the user
 NOT_THE_USERS = (
     str(Path(cpdrun.__file__).parent),
     str(Path(custom_fp.__file__).parent),
@@ -38,7 +40,8 @@ def check(configs: list[dict[str, Any]]) -> dict[str, list[str]]:
 
     Returns:
         "problems": one line for each reason why a run cannot start, such as missing data, a class that cannot be
-        imported, or unknown arguments. "notes": things that a run does not do although its settings suggest it.
+        imported, or unknown arguments. "notes": one line for each part of the settings that has no effect, such as
+        products that stay in float32.
     """
     return check_configs(configs, _check_run)
 
@@ -67,25 +70,44 @@ def check_configs(
 
 
 def _check_run(config: dict[str, Any]) -> list[str]:
-    """Build the parts of a run and return notes about products that stay in float32."""
+    """Build the parts of a run and return notes about products that stay in float32.
+
+    Raises:
+        BuildError: The run cannot be trained, or rounds less of the arithmetic than `min_coverage`, a key of searches.
+    """
     parts = build(config, torch.device("cpu"))
     check_sample(config, parts)
     products = emulated_products(parts)
-    if products is None or not (unrounded := products["in float32"]):
+    if products is None:
         return []
-    rules = parts.precision.rounds_products
-    layers = sum(len(reached) for where, reached in products.items() if where != "in float32")
-    listed = "; ".join(unrounded[:4]) + (f"; and {len(unrounded) - 4} more" if len(unrounded) > 4 else "")
-    stay = "product stays" if len(unrounded) == 1 else "products stay"
-    reach = "reach" if " and " in rules else "reaches"
-    return [f"{rules} {reach} {layers} layers; {len(unrounded)} {stay} in float32: {listed}"]
+    rules, notes = parts.precision.rounds_products, []
+    if unrounded := products["in float32"]:
+        shares = shares_text(products["coverage"])
+        text = f"{rules}: {shares} of the multiply-accumulates; in float32: {_first(unrounded)}"
+        rounded = 1 - products["coverage"][FLOAT32_LABEL]
+        if rounded < config.get("min_coverage", 0):
+            raise BuildError(
+                f"{text}. A certificate would say little about the format, because it reaches less than "
+                f"{percent_text(config['min_coverage'])} of the arithmetic. To search all the same, add "
+                f"search.min_coverage={math.floor(100 * rounded) / 100:g}"
+            )
+        notes.append(text)
+    if never_called := products.get("never called"):
+        notes.append(
+            f"{rules}: these layers are never called, so they are not rounded: {_first(never_called)}"
+        )
+    return notes
+
+
+def _first(names: list[str], most: int = 4) -> str:
+    return "; ".join(names[:most]) + (f"; and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_sample(config: dict[str, Any], parts: Parts) -> None:
     """Check whether data, model and task fit each other, with the first training sample.
 
     Raises:
-        BuildError: The sample cannot be used for training. The message names the part at fault.
+        BuildError: The sample cannot be used for training. The message names the part that causes the problem.
     """
     model, data, task = (config[part]["_target_"].rsplit(".", 1)[-1] for part in ("model", "data", "task"))
     try:
@@ -118,12 +140,12 @@ def _check_metrics(parts: Parts, outputs: Any, batch: Any) -> None:
     loss = task.loss(outputs, batch)
     if loss.dim():
         raise ValueError(
-            f"its loss has the shape {tuple(loss.shape)}; it must be a scalar, the mean over the batch"
+            f"its loss has the shape {tuple(loss.shape)}, but must be a scalar, the mean over the batch"
         )
     found, declared = set(task.metrics(task.sums(outputs, batch))), set(task.measures)
     if found != declared:
         raise ValueError(
-            f"its metrics are {', '.join(sorted(found))}; it declares {', '.join(sorted(declared))}"
+            f"it returns the metrics {', '.join(sorted(found))}, but declares {', '.join(sorted(declared))}"
         )
     for name in ("loss", task.judged_by):
         if name not in declared:
@@ -137,7 +159,7 @@ def _reason(error: Exception) -> str:
 
 
 def _describe_user_error(error: UserError) -> str:
-    """Return the message of an error, or that memory was short if this caused it."""
+    """Return the message of an error. If a lack of memory caused it, the message says so."""
     if (cause := find_memory_error(error)) is not None:
         return f"{str(error).partition(':')[0]}: out of memory: {first_line(cause)}"
     return f"{error}{_location(error)}"
@@ -179,5 +201,5 @@ def _distinct(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _has_scales(number_format: str) -> bool | None:
     try:
         return parse(number_format).has_scales
-    except ValueError:  # building the run reports it
+    except ValueError:  # The error is reported when the run is built.
         return None

@@ -25,7 +25,7 @@ def probe() -> dict[str, Any]:
     for name, probe_version in (probes | {"torchvision": _torchvision, "sklearn": _sklearn}).items():
         try:
             found[name] = probe_version(name)
-        except Exception as error:  # a broken wheel may raise any exception
+        except Exception as error:  # A broken wheel may raise any exception.
             found["errors"][name] = f"{type(error).__name__}: {error}".splitlines()[0]
     if "torch" in found:
         found["cuda"] = _cuda()
@@ -72,7 +72,9 @@ def _backend() -> str:
     import custom_fp
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # doctor's table contains what the warning says
+        warnings.simplefilter(
+            "ignore"
+        )  # The table of `cpdrun doctor` contains the information of the warning.
         return custom_fp.backend()
 
 

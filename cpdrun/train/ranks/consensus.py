@@ -1,4 +1,4 @@
-"""Decisions that all ranks take together between steps: whether to stop or to save their state."""
+"""Decisions that all ranks make together between steps: whether to stop or to save their state."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +13,7 @@ from cpdrun.comm.workers import Workers
 
 
 class Request(IntEnum):
-    """A rank's request for what all ranks should do after a step. The greatest of several requests is granted."""
+    """A rank's request about what all ranks should do after a step. The largest of all requests is granted."""
 
     CONTINUE = 0
     SNAPSHOT = 1
@@ -23,12 +23,12 @@ class Request(IntEnum):
 class Consensus:
     """Combines the requests of all ranks into one answer, which every rank receives at the same step.
 
-    The exchange overlaps with the next step, so the answer arrives one step late and costs no waiting time. It uses
-    gloo and therefore never waits for a GPU.
+    The exchange overlaps with the next step, so the answer arrives one step later, but no rank has to wait. The
+    exchange uses gloo and therefore never waits for a GPU.
 
     Args:
-        workers: How the workers are split over ranks.
-        request: Returns the current request of this rank.
+        workers: The assignment of the workers to ranks.
+        request: A function that returns the current request of this rank.
         patience_s: Timeout of the exchange in seconds.
     """
 
@@ -41,7 +41,7 @@ class Consensus:
         self._pending: tuple[dist.Work, Tensor] | None = None
 
     def decide(self) -> Request:
-        """Return the answer for all ranks. A request is answered one step later at most. Collective."""
+        """Return the answer for all ranks. A request is answered at most one step later. Collective."""
         if self.group is None:
             return self.request()
         answer = Request.CONTINUE

@@ -30,5 +30,5 @@ def beat() -> None:
     now = time.monotonic()
     if _State.file is not None and now - _State.last_beat >= INTERVAL_S:
         _State.last_beat = now
-        with suppress(OSError):  # if the folder was deleted, the next write to it reports that
+        with suppress(OSError):  # If the folder was deleted, the next write to it raises an error.
             os.utime(_State.file)

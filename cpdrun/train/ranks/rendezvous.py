@@ -20,7 +20,7 @@ from cpdrun.comm import RankLost
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # ranks that may connect to the store at the same time
-MEET_S = 60.0  # ranks are forked within a second, so one that is missing after a minute will not come
+MEET_S = 60.0  # Ranks are forked within a second, so a rank that is missing after a minute is lost.
 ARRIVED = "cpdrun/arrived"
 
 
@@ -36,7 +36,7 @@ class Gate:
 
     def pass_through(self, local_rank: int) -> None:
         """Wait until all ranks are forked."""
-        if local_rank == self.ranks - 1:  # this rank was forked last
+        if local_rank == self.ranks - 1:  # This rank was forked last.
             os.write(self.writer, b"." * local_rank)
         else:
             os.read(self.reader, 1)

@@ -83,13 +83,15 @@ def _float32_precision() -> str:
 
 def _request_deterministic_algorithms() -> None:
     """Use deterministic algorithms where torch has them, and record the names of the operations that have none."""
-    # cuBLAS is deterministic with this setting only.
+    # cuBLAS is only deterministic with this setting.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.backends.cudnn.benchmark = False  # benchmarks may select kernels with different orders of summation
+    torch.backends.cudnn.benchmark = (
+        False  # Benchmarks may select kernels with different orders of summation.
+    )
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     # By default, deterministic mode fills every new tensor with NaN, which is slow.
-    deterministic: Any = torch.utils.deterministic  # its type stubs lack the setting
+    deterministic: Any = torch.utils.deterministic  # Any, because torch's type stubs lack the next setting
     deterministic.fill_uninitialized_memory = False
     warnings.filterwarnings("default", message=f".*{_NONDETERMINISTIC.pattern}")
     show = warnings.showwarning
@@ -114,7 +116,7 @@ def select_device(choice: str) -> torch.device:
     """
     found = torch.cuda.is_available()
     if choice == "cuda" and not found:
-        raise BuildError("device=cuda: torch can use no GPU here; take device=auto or device=cpu")
+        raise BuildError("device=cuda: torch cannot use a GPU here. Set device=auto or device=cpu")
     if choice == "cpu" or not found:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -132,7 +134,7 @@ def _check_supported(device: torch.device) -> None:
         least = f"{min(known) // 10}.{min(known) % 10}"
         older = int(version.split(".")[0]) - 1
         raise BuildError(
-            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and this torch for CUDA "
-            f"{version} needs {least} or later: install a torch wheel for CUDA {older} (its version ends in "
-            f"+cu{older}N) and cupy-cuda{older}x, or take device=cpu"
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but this torch for CUDA "
+            f"{version} needs {least} or later. Install a torch wheel for CUDA {older} (its version ends in "
+            f"+cu{older}N) and cupy-cuda{older}x, or set device=cpu"
         )

@@ -1,1 +1,1 @@
-"""What a run stores: checkpoints, its record, where it comes from; and initial weights from a file."""
+"""The state of a run: checkpoints, the record, the provenance of the run, and initial weights from a file."""

@@ -1,11 +1,11 @@
-"""Checkpoints, from which a run resumes as if it had never stopped.
+"""Checkpoints. A run that resumes from a checkpoint has the same result as a run that was never stopped.
 
 All random numbers are derived from (seed, epoch, step, worker), see :mod:`cpdrun.train.seeds`, so checkpoints contain
 no states of random generators.
 
 A checkpoint is a ZIP archive written by torch.save. The archive's comment, which is the last part of the file (APPNOTE
-4.3.16), is a seal: the name of the run, the version of the layout, and the SHA-256 of all bytes before the comment and
-of the name. torch.load reads the file unchanged.
+4.3.16), contains a seal: the name of the run, the version of the layout, and the SHA-256 of all bytes before the
+comment and of the name. torch.load ignores the comment.
 """
 
 import hashlib
@@ -18,16 +18,15 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-LAYOUT = 2  # version of the contents; increase it when a part gets another name or form
+LAYOUT = 2  # the version of the contents. Increase it when the name or the form of a part changes.
 CHUNK_BYTES = 1 << 20
-SEAL_BYTES = (
-    2048  # upper limit of a seal: a name has at most 255 bytes, which JSON may escape to six times as many
-)
+# The largest size of a seal. A name has at most 255 bytes, which JSON may escape to 1,530.
+SEAL_BYTES = 2048
 LENGTH_BYTES = 2  # size of the field before the comment that contains its length
 
 
 class UnreadableError(Exception):
-    """A file is damaged, belongs to another run or is no checkpoint. The message says which, in one line."""
+    """Raised if a file is damaged, belongs to another run, or is not a checkpoint. The message is one line."""
 
 
 def save(path: Path, state: dict[str, Any], run: str) -> None:
@@ -51,7 +50,7 @@ def save(path: Path, state: dict[str, Any], run: str) -> None:
             os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
-        cause = error.__context__  # torch reports a full disk as "unexpected pos 704 vs 598"
+        cause = error.__context__  # torch reports a full disk as "unexpected pos 704 vs 598".
         if isinstance(error, RuntimeError) and isinstance(cause, OSError):
             raise OSError(cause.errno, cause.strerror, str(path)) from error
         raise

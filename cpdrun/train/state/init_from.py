@@ -23,7 +23,7 @@ from torch import Tensor, nn
 PLACES = ("state_dict", "model", "model_state_dict")
 WRAPPERS = ("module.", "_orig_mod.")
 MAY_BE_ABSENT = "num_batches_tracked"
-LISTED = 3  # names of each kind in a message
+LISTED = 3  # the largest number of names of each kind in a message
 SAFETENSORS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -45,7 +45,7 @@ class InitFrom:
     Attributes:
         path: The file.
         digest: The expected SHA-256 of the file, or None to accept any.
-        into: The submodule that takes the weights, such as "net.backbone", or None for the whole model.
+        into: The submodule that gets the weights, such as "net.backbone", or None for the whole model.
         skip: Glob patterns of names that are not loaded.
     """
 
@@ -138,7 +138,7 @@ def _state_dict(content: object) -> dict[str, Tensor]:
 
 
 def _target(model: nn.Module, into: str | None, state: Mapping[str, Tensor]) -> nn.Module:
-    """Return the module that takes the weights: the named submodule, the model, or the only model that it wraps."""
+    """Return the module that gets the weights: the named submodule, the model, or the only model that it wraps."""
     if into is not None:
         try:
             return model.get_submodule(into)

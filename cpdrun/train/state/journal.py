@@ -47,7 +47,10 @@ class Journal:
         config: Mapping[str, Any],
         products: Mapping[str, list[str]] | None,
     ) -> None:
-        """Write env.json: versions, machine, device, dataset, code, and which products the rules do not reach."""
+        """Write env.json.
+
+        It describes the versions, machine, device, dataset and code, and lists the products without precision rules.
+        """
         if self.writes:
             write_environment(self.run, device, data, config, products)
 
@@ -55,7 +58,9 @@ class Journal:
         """Prepare the record for training from `epoch` completed epochs and `step` completed steps of the run."""
         self.drop_rows_after(epoch)
         if self._snapshots is not None and (board := self._snapshots.resume(step)).deaths:
-            print(f"goes on from step {step}; step {board.step} had been reached", flush=True)
+            print(
+                f"continues from step {step}. Before the restart, step {board.step} was reached", flush=True
+            )
 
     def drop_rows_after(self, epoch: int) -> None:
         """Drop the metrics of epochs after `epoch`, which will be trained again."""
@@ -64,7 +69,7 @@ class Journal:
             write_text(self.run.metrics, "".join(json.dumps(row.as_json()) + "\n" for row in rows))
 
     def step_done(self, step: int) -> None:
-        """Record that `step` steps of the run are complete, and what a restart cost once its steps are repeated."""
+        """Record that `step` steps are complete, and the lost work once all lost steps are repeated."""
         if self._snapshots is None or (lost := self._snapshots.record_step(step)) is None:
             return
         if (attempt := self.run.last_attempt()) is not None:
@@ -105,7 +110,7 @@ class Journal:
             self._write_status()
 
     def final_outcomes(self, outcomes: ExampleOutcomes | None) -> None:
-        """Write which examples the last evaluation of the run answered correctly, if its task has such outcomes."""
+        """Write the outcomes of the test examples in the last evaluation, if the task has such outcomes."""
         if not self.writes:
             return
         if outcomes is None:
@@ -114,7 +119,7 @@ class Journal:
             write_example_outcomes(self.run, outcomes)
 
     def request(self) -> Request:
-        """Return what this rank asks all ranks to do next."""
+        """Return this rank's request about what all ranks should do next."""
         if self.writes and self.run.preempt.exists():
             return Request.STOP
         is_due = self._snapshots is not None and self._snapshots.is_due()

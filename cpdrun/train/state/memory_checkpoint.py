@@ -1,10 +1,10 @@
 """Checkpoints in memory that survive the death of a rank: the state of the run at its last agreed step.
 
 The idea is that of Wang et al., "Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints"
-(SOSP 2023, section 3). The restart of all ranks of a group is torchrun's. The difference from Gemini is that all ranks
-run on one machine. Instead of the memory of another machine, two anonymous files (memfd_create) hold the state. The
-engine creates them and every rank inherits them. The kernel frees them with the last of these processes, however that
-ends.
+(SOSP 2023, section 3). As in torchrun, all ranks are restarted if one dies. A difference from Gemini is that all ranks
+run on one machine. Therefore, two anonymous files (memfd_create) contain the state instead of the memory of another
+machine. The engine creates the files, and every rank inherits them. The kernel frees them when the last of these
+processes ends in any way.
 
 Rank 0 writes the two files in turn and then records which one is complete, so the death of a rank during a write loses
 only that write. Checkpoints are written so often that they take a share of OVERHEAD of the time. The estimate uses the
@@ -24,12 +24,14 @@ import torch
 
 from cpdrun.record import Lost
 
-OVERHEAD = 0.02  # share of the time for checkpoints in memory; less: more steps are lost with a rank
-FIRST_S = 0.05  # delay before the first checkpoint, whose duration is not known yet
-FIRST_OVERHEAD = (
-    0.2  # share after a process's first checkpoint, which also sets up connections, pages and imports
-)
-HISTORY = 3  # durations that the estimate uses
+# The share of training time that checkpoints in memory may use. With a smaller share, checkpoints are less frequent,
+# and more steps are lost when a rank dies.
+OVERHEAD = 0.02
+FIRST_S = 0.05  # the delay before the first checkpoint, whose duration is not known yet
+# The share that is used instead of OVERHEAD after the first checkpoint of a process, which takes longer than later
+# ones.
+FIRST_OVERHEAD = 0.2
+HISTORY = 3  # the number of durations on which the estimate is based
 SLOTS = 2
 NONE = -1
 
@@ -47,8 +49,8 @@ class Board:
     step: int = 0  # the greatest number of steps that were ever complete
     step_time: float = 0.0  # when that step was completed, in seconds since 1970
     deaths: int = 0  # deaths of ranks since then
-    rank: int = 0  # the rank that died last ...
-    signal: int = 0  # ... and the signal that killed it
+    rank: int = 0  # the rank that died last
+    signal: int = 0  # the signal that killed this rank
 
 
 class MemoryCheckpoint:
@@ -73,7 +75,7 @@ class MemoryCheckpoint:
     # Methods for the engine
 
     def record_death(self, rank: int, signal: int) -> Board:
-        """Record that a rank was killed and that the other ranks have ended. Return how far they were."""
+        """Record that a rank was killed and that all other ranks have ended. Return the board with their last step."""
         self._read()
         self.board.deaths += 1
         self.board.rank, self.board.signal = rank, signal
@@ -126,7 +128,7 @@ class MemoryCheckpoint:
         self._due = time.monotonic() + delay_s
 
     def record_step(self, step: int) -> Lost | None:
-        """Record that `step` steps are complete. After a death, return its cost once the lost steps are repeated."""
+        """Record that `step` steps are complete. After a death, return the lost work once lost steps are repeated."""
         board, now, lost = self.board, time.time(), None
         if board.deaths:
             if step < board.step:

@@ -26,7 +26,7 @@ from cpdrun.record.fingerprint import (
 from cpdrun.train.ranks.torch_settings import numerics_facts
 
 PACKAGES = ("cpdrun", "torch", "torchvision", "numpy", "hydra-core", "omegaconf")
-DIFF_BYTES = 1 << 20  # size at which code.diff is truncated
+DIFF_BYTES = 1 << 20  # the size at which code.diff is truncated
 
 
 def write_environment(
@@ -39,8 +39,8 @@ def write_environment(
 ) -> None:
     """Write env.json and, if imported files differ from the last commit of the current repository, code.diff.
 
-    code.diff is limited to the user's modules that are imported, and to the script: other files of the repository may
-    hold what their owner does not want to share.
+    code.diff contains only the user's imported modules and the script, because other files of the repository may
+    contain data that their owner does not want to share.
 
     env.json contains the versions of all imported distributions, the device and the machine, and these entries:
 
@@ -48,8 +48,8 @@ def write_environment(
     - `cpu` and `cpu_vector`: the processor, and the vector instructions that determine the order of its sums;
     - `code`: digests of cpdrun and of the user's imported modules; `code_sha256`: the digest of all of them;
     - `data_path`, `data_folders` and `data_sha256`, if the dataset was read from files or knows its own digest;
-    - `products`, if products are rounded: which ones are and which are not (preflight/products.py);
-    - `attached`: what was attached to a user's script and what was not;
+    - `products`, if products are rounded: lists of the rounded products and of the others (preflight/products.py);
+    - `attached`: what cpdrun has intercepted in a user's script and what it has not changed;
     - `git_commit`: null outside a repository;
     - `git_diff`: the first ten digits of the SHA-256 of code.diff, or "none" if the code is as committed.
 
@@ -67,7 +67,7 @@ def write_environment(
         [Path(entry["file"]) for entry in code.values() if "file" in entry] + _script(config)
     )
     cpu, vector = processor()
-    run.code_diff.unlink(missing_ok=True)  # from an attempt with other code
+    run.code_diff.unlink(missing_ok=True)  # The existing file may come from an attempt with different code.
     if diff or untracked:
         names = "".join(f"# not in the repository: {name}\n" for name in untracked)
         write_text(run.code_diff, truncate(names + (diff or "")))
@@ -151,7 +151,10 @@ def _is_installed(path: Path, roots: tuple[str, ...]) -> bool:
 
 
 def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
-    """Return the path of the data: the one that the dataset states, or an existing path among its settings."""
+    """Return the path of the data.
+
+    This is the path that the dataset reports, or else the first of its settings that is an existing path.
+    """
     stated = getattr(data, "path", None)
     settings = config.get("data") or {}
     places = (

@@ -84,7 +84,7 @@ class Observer:
                 "layers": list(self.parameters),
                 "modules": describe_layers(parts.model),
             }
-            self.watched = OperandRecorder(parts.model, workers.mine.start == 0)
+            self.watched = OperandRecorder(parts.model, workers.local.start == 0)
             if not self.shared:
                 self.found.unobserved = [OWN_WEIGHTS]
 

@@ -118,7 +118,7 @@ class ObservedShifts(Shifts):
 
     def __init__(self, rule: ScalingRule | None, maxima_NxP: Tensor):
         super().__init__(rule)
-        if self.asks:
+        if self.needs_agreement:
             self.magnitudes = CurrentStep()
         self.maxima_NxP = maxima_NxP
 

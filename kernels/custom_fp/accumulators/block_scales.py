@@ -1,8 +1,8 @@
-"""The formats with scales that the operands of an accumulator can have. This module does not import torch.
+"""The scaled formats that the operands of an accumulator can use. This module does not import torch.
 
 A product of float32 values of such formats requires the scales, because terms are aligned by the exponents of codes and
-scales. A subnormal code or a zero also adds the exponent of its scale, and a group of products is aligned by its scales
-alone. For these formats, the scales can be recovered from float32 values:
+scales. The exponent of the scale counts even if the code is subnormal or zero, and a group of products is aligned by
+its scales alone. For these formats, the scales can be recovered from float32 values:
 
     e8m0, floor      MX 1.0. However elements are rounded, the largest code of a block has the largest exponent unless
                      the scale is the smallest one. Rounding again therefore finds the same scale.
@@ -44,10 +44,10 @@ def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> s
     if not aligned:
         return f"operands of {scaled[0]} are aligned with their scales, which requires width, without join"
     for fmt in scaled:
-        if what := _unknown_scales(fmt, group):
+        if what := _scale_problem(fmt, group):
             return what
     size = size_of(scaled[0])
-    assert size is not None  # _unknown_scales rejects formats without blocks
+    assert size is not None  # _scale_problem rejects formats without blocks
     if any(size_of(fmt) != size for fmt in scaled):
         return f"operands are {scaled[0]} and {scaled[1]}; both must have blocks of the same size"
     if block % group or size % group:
@@ -55,7 +55,7 @@ def problem(operands: Sequence[Any], group: int, block: int, aligned: bool) -> s
     return None
 
 
-def _unknown_scales(fmt: ScaledFormat, group: int) -> str | None:
+def _scale_problem(fmt: ScaledFormat, group: int) -> str | None:
     if not isinstance(fmt.element, Format) or size_of(fmt) is None:
         return f"operands is {fmt}; allowed with scales: floats, in blocks along an axis or in square tiles"
     if group > 1 and fmt.element.name != "e2m1fn":

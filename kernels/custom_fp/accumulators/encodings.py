@@ -97,7 +97,9 @@ def find(x: Tensor, fmt: ScaledFormat, axis: int, how: Accumulator) -> Found:
     layout = fmt.layout(x.shape, axis)
     if x.numel() == 0:
         return Found(x, torch.zeros(1, dtype=torch.int32, device=x.device), None)
-    found = (_of_powers if fmt.scale.format.is_power_of_two else _of_digits)(x, fmt, layout, axis)
+    found = (_find_powers_of_two if fmt.scale.format.is_power_of_two else _find_with_mantissa)(
+        x, fmt, layout, axis
+    )
     if found is None:
         dimension = "last" if axis == 2 else "second to last"
         raise ValueError(
@@ -113,14 +115,16 @@ def find(x: Tensor, fmt: ScaledFormat, axis: int, how: Accumulator) -> Found:
     return Found(values, shared.to(torch.int32).contiguous(), of_tensor)
 
 
-def _of_powers(x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int) -> tuple[Tensor, Tensor, None] | None:
-    if not _same(operators.quantize.compute(x, fmt, "nearest_even", "infinity", None, 0, axis), x):
+def _find_powers_of_two(
+    x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int
+) -> tuple[Tensor, Tensor, None] | None:
+    if not _all_equal(operators.quantize.compute(x, fmt, "nearest_even", "infinity", None, 0, axis), x):
         return None
     codes_B = scales.scale_codes(fmt, to_blocks(x, layout).abs().amax(1), None)
     return x, torch.where(codes_B == 255, 0, codes_B.int() - 127), None  # code 255 is NaN
 
 
-def _of_digits(
+def _find_with_mantissa(
     x: Tensor, fmt: ScaledFormat, layout: Layout, axis: int
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     x_BxT = to_blocks(x, layout)
@@ -129,23 +133,23 @@ def _of_digits(
     if not finite_BxT.isfinite().all():
         return None
     emin = cast(Format, fmt.scale.format.magnitudes).emin
-    for near in _near(fmt, finite_BxT):
+    for near in _estimate_tensor_scale(fmt, finite_BxT):
         values_BxT = (
-            finite_BxT if near is None else _of_few_digits(finite_BxT.double() / near.double()).float()
+            finite_BxT if near is None else _round_to_8_digits(finite_BxT.double() / near.double()).float()
         )
         scale_B = _scales(values_BxT, fmt)
         if scale_B is None:
             continue
-        for of_tensor in _around(near):
-            if _same(_decoded(values_BxT, scale_B, of_tensor), finite_BxT):
+        for of_tensor in _neighbors(near):
+            if _all_equal(_decoded(values_BxT, scale_B, of_tensor), finite_BxT):
                 exponents_B = (torch.frexp(scale_B).exponent - 1).clamp(min=emin)
                 values_BxT = torch.where(is_nan_B[:, None], torch.nan, values_BxT)
                 values = from_blocks(values_BxT, layout).reshape(x.shape).contiguous()
-                return (values, exponents_B, of_tensor) if _same(values.isnan(), x.isnan()) else None
+                return (values, exponents_B, of_tensor) if _all_equal(values.isnan(), x.isnan()) else None
     return None
 
 
-def _near(fmt: ScaledFormat, finite: Tensor) -> Iterator[Tensor | None]:
+def _estimate_tensor_scale(fmt: ScaledFormat, finite: Tensor) -> Iterator[Tensor | None]:
     """Yield estimates of the tensor's scale. If the format has no such scale, yield None once.
 
     An estimate may be wrong in its last digits. The first one assumes that the code of the largest magnitude is 6. The
@@ -159,7 +163,7 @@ def _near(fmt: ScaledFormat, finite: Tensor) -> Iterator[Tensor | None]:
         yield t.clamp(min=scales.SMALLEST_SCALE)
 
 
-def _around(near: Tensor | None) -> list[Tensor | None]:
+def _neighbors(near: Tensor | None) -> list[Tensor | None]:
     if near is None:
         return [None]
     smallest = scales.SMALLEST_SCALE
@@ -167,7 +171,7 @@ def _around(near: Tensor | None) -> list[Tensor | None]:
     return [t for t in every if t >= smallest]
 
 
-def _of_few_digits(x: Tensor) -> Tensor:
+def _round_to_8_digits(x: Tensor) -> Tensor:
     """Round to 8 binary digits, which is enough, because a code times a scale has at most 6."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 256).round() / 256, exponent)
@@ -184,12 +188,12 @@ def _scales(values_BxT: Tensor, fmt: ScaledFormat) -> Tensor | None:
             break
         scale = largest_B[left] / code
         codes = values_BxT[left].double() / scale[:, None]
-        fits = _is_of(scale, scale_format) & _is_of(codes, fmt.element).all(1)
+        fits = _is_representable(scale, scale_format) & _is_representable(codes, fmt.element).all(1)
         found_B[left] = torch.where(fits, scale, 0.0)
     return found_B.float() if (found_B != 0).all() else None
 
 
-def _is_of(x: Tensor, fmt: Element) -> Tensor:
+def _is_representable(x: Tensor, fmt: Element) -> Tensor:
     return operators.quantize.compute(x, fmt, "nearest_even", "saturate").double() == x
 
 
@@ -201,5 +205,5 @@ def _decoded(values_BxT: Tensor, scale_B: Tensor, of_tensor: Tensor | None) -> T
     return codes_BxT * (scale_B * of_tensor)[:, None]
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
+def _all_equal(x: Tensor, y: Tensor) -> bool:
     return bool(((x == y) | (x.isnan() & y.isnan())).all())

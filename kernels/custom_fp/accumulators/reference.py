@@ -175,7 +175,7 @@ class Dot:
         return self.rounded(torch.where(plain.isfinite(), value, plain)) + 0.0
 
     def together(self, acc: Tensor, terms: range) -> Tensor:
-        """Align acc and the terms, or the sums of groups of terms, by the same exponent, and add them."""
+        """Align acc and the terms, or the sums of groups of terms, to one exponent, and add them."""
         significand, unit, exponent = digits(acc, self.emin)
         groups = terms[:: self.how.group]
         largest = torch.maximum(exponent, self.largest(groups))
@@ -252,7 +252,7 @@ def flushed(x: Tensor, fmt: Format | Tabulated, sign: Tensor | None = None) -> T
 
 
 def to_odd(whole: Tensor, unit: Tensor) -> Tensor:
-    """Return whole * 2**unit, rounded to odd. If `whole` has more than 53 bits, its last eight bits become one."""
+    """Return whole * 2**unit, rounded to odd. If `whole` has more than 53 bits, a bit replaces its last eight bits."""
     wide = whole.abs() >= 1 << 53
     inexact = (wide & ((whole & 0xFF) != 0)).long()
     value = torch.where(wide, (whole >> 8) | inexact, whole).double()
@@ -263,7 +263,7 @@ def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tens
     """Write the exact sum of float32 tensors of the same shape, rounded to odd (see `exact_sum`), as float64.
 
     With a width, each value is first truncated below 2**(E - width), where E is the largest exponent among the values
-    of an element. Exponents count as at least `emin`, and the exponent of zero is that of the smallest normal float32.
+    of an element. Exponents below `emin` are replaced by `emin`. Zero has the exponent of the smallest normal float32.
     A sum of zero is +0.
     """
     values = [tensor.double() for tensor in tensors]
@@ -286,9 +286,8 @@ def fused_sum(tensors: Sequence[Tensor], width: int | None, emin: int, out: Tens
 def digits(x: Tensor, emin: int, scale: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Return s, u and e as int64 for finite float32 values x = s * 2**u, where |s| < 2**24.
 
-    e is the exponent of x, but at least `emin`, which is the exponent of the smallest normal value of its format. Both
-    u and e refer to x as given, which includes the scale. `scale` is the exponent of this scale, and is added to
-    `emin`.
+    e is the exponent of x, but at least `emin`, the exponent of the smallest normal value of its format. If x is a code
+    times a scale, `scale` is the exponent of this scale, and u and e include it.
     """
     x = x.double()
     exponent = torch.where(x == 0, ZERO, (torch.frexp(x).exponent.long() - 1).clamp(-200, 200))

@@ -13,9 +13,9 @@ NEAREST = Rule()
 
 
 def tables(how: Accumulator, rule: Rule, like: Tensor) -> list[Tensor | None]:
-    """Return the tables for sums, products and the total, on the device of `like`. Other formats have None.
+    """Return the tables for sums, products and the total, on the device of `like`.
 
-    The tables are cached, so their addresses stay valid.
+    An entry is None if its format needs no table. The tables are cached, so their addresses stay valid.
     """
     rules = rule, rule, NEAREST
     return [

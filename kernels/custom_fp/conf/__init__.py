@@ -1,1 +1,1 @@
-"""Recipes by name, as yaml files in the folder `recipe`. cpdrun composes them with Hydra."""
+"""The recipes, as yaml files in the folder `recipe`. cpdrun composes them with Hydra."""

@@ -1,14 +1,16 @@
-// Exact integer sums over a float32 array, for each binade and each spacing of a format's values in it. From them, the
-// counts, errors and squared errors of rounding can be computed without reading the elements again.
+// Exact integer sums over a float32 array, for each binade and for each spacing that a format's values can have in it.
+// From these sums, the counts, errors and squared errors of rounding can be computed without reading the elements
+// again.
 //
-// An element is |x| = u 2^k, 1 <= u < 2. Its *cell* is the first 11 bits of the fraction of u, and whether any other
-// bit is set. low is the lower end of its cell in units of 2^-11 (2048 .. 4095), and d the rest of u, in units of
-// 2^-23. The results of rounding a cell to nearest for spacings 2^-m, m = 10 .. -1, are an argument (q, in units of
-// 2^-11). This file does not round; it only counts. For the next wider spacing, half as many cells are enough: (bits b
-// b' then sticky) becomes (b, b' or sticky). So the sums of all spacings cost at most twice those of the first one.
+// An element is |x| = u 2^k with 1 <= u < 2. Its *cell* is determined by the first 11 bits of the fraction of u, and by
+// whether any other bit is set (the sticky bit). low is the lower end of the cell in units of 2^-11 (2048 to 4095), and
+// d is the rest of u, in units of 2^-23. An argument, q, has the results of rounding the cells to nearest for the
+// spacings 2^-m, m = 10 to -1, in units of 2^-11. This file does not round. It only counts. Each wider spacing needs
+// only half as many cells: a cell with bits (b, b') and its sticky bit is merged into (b, b' or sticky). The sums of
+// all spacings therefore cost at most twice as much as those of the first spacing.
 //
-// The sums are below 2^63 for up to 2^27 elements, and exact in float64 for up to 2^22. Zeros, inf and NaN are in no
-// sum. Subnormals are only counted, because their field does not give their binade.
+// The sums are below 2^63 for up to 2^27 elements, and exact in float64 for up to 2^22. Zeros, infinity and NaN are not
+// part of any sum. Subnormals are only counted, because their exponent field does not determine their binade.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +22,14 @@ namespace custom_fp {
 struct Binades {
     static constexpr int fields = 256, cells = 1 << 12, dropped = 12, spacings = 12;
     static constexpr int of_binade = 6;   // n, low, low^2, d, low d, d^2
-    static constexpr int of_spacing = 8;  // q, q^2, low q, d q, up, u of those, last, u of those; u in units of 2^-23
+    static constexpr int of_spacing = 8;  // q, q^2, low q, d q, up, sum of their u, last, sum of their u (in 2^-23)
     static constexpr int columns = of_binade + of_spacing * spacings;
 
-    // counts: (256,), the number of elements with each exponent field, without zeros. rows: (number of fields 1 .. 254
-    // with elements, columns), by field; m = 10 comes first. q: for all 4096 cells of m = 10, then for the 2048 cells
-    // of m = 9, and so on to 2. up: rounded to the next binade. last: rounded to the last value of the binade, 2 -
-    // 2^-m, or up.
+    // counts: (256,), the number of elements with each exponent field, without zeros.
+    // rows: (number of fields from 1 to 254 that have elements, columns), ordered by field. m = 10 comes first.
+    // q: the results for all 4096 cells of m = 10, then for the 2048 cells of m = 9, and so on down to 2 cells.
+    // In a row, `up` counts the elements that are rounded to the next binade. `last` counts those that are rounded to
+    // the last value of the binade, 2 - 2^-m, or up.
     void count(const float* x, int64_t size, const int32_t* q, int64_t* counts, int64_t* rows) {
         int64_t squares[fields] = {};
         std::memset(counts, 0, fields * sizeof(int64_t));
@@ -72,7 +75,7 @@ private:
         return bits & 0x7fffffffu;
     }
 
-    // Writes the row of one binade, and sets its cells to zero.
+    // Writes the row of one binade, and clears its cells.
     void sum(Cell* cell, const int32_t* q, int64_t* row) {
         std::memset(row, 0, columns * sizeof(int64_t));
         groups_.clear();
@@ -104,7 +107,7 @@ private:
         }
     }
 
-    // Joins cells for the next wider spacing. Cells that become one are adjacent in the list.
+    // Merges cells for the next wider spacing. Cells that become one are adjacent in the list.
     void merge() {
         size_t kept = 0;
         for (size_t i = 0; i < groups_.size(); ++i) {
@@ -120,7 +123,7 @@ private:
         groups_.resize(kept);
     }
 
-    std::vector<Cell> table_;  // zeros between calls, because new memory costs more than counting
+    std::vector<Cell> table_;  // cleared after each call and reused, because new memory costs more than counting
     std::vector<Group> groups_;
 };
 

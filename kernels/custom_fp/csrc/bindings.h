@@ -1,5 +1,5 @@
-// What the bindings of all kernels share. Python passes addresses and sizes; the callers in Python check shapes, dtypes
-// and strides.
+// Code that the bindings of all kernels share. Python passes addresses and sizes. The Python callers check shapes,
+// dtypes and strides.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -30,14 +30,14 @@ template <class T> std::vector<const T*> all_at(const std::vector<uintptr_t>& ad
     return pointers;
 }
 
-// A batch of products of dense (MxK) and (KxN) matrices. shared_a, shared_b: the whole batch has the same matrix.
+// A batch of products of dense (MxK) and (KxN) matrices. shared_a, shared_b: the whole batch uses the same matrix.
 struct Product {
     const float *a, *b;
     float* out;
     int64_t batch, M, K, N;
     bool shared_a, shared_b;
 
-    // Calls body(z, a, b, out, first, last) on several threads for rows first..last of product z.
+    // Calls body(z, a, b, out, first, last) on several threads, for rows first to last - 1 of product z.
     template <class Body> void over_rows(int threads, int64_t least_work, const Body& body) const {
         const int64_t work = std::max<int64_t>(1, K * N);
         parallel(batch * M, threads, std::max<int64_t>(1, least_work / work), 1, [&](int64_t begin, int64_t end) {

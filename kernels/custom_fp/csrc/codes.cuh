@@ -1,4 +1,4 @@
-// CUDA kernels that convert numbers to codes, codes to dense bytes, and add packed numbers. Part of custom_fp.cu, whose
+// CUDA kernels that encode numbers, pack codes into dense bytes, and add packed numbers. Part of custom_fp.cu, whose
 // Arithmetic they use. reference.py defines the results.
 #pragma once
 
@@ -37,8 +37,8 @@ extern "C" __global__ void decode_4(const u32* codes, float* out, i64 n, u32 spe
 extern "C" __global__ void decode_8(const u64* codes, float* out, i64 n, u32 spec) { decode_all(codes, out, n, spec); }
 #endif
 
-// A thread block of 256 threads has 2048 codes. Their 256 k bytes pass through shared memory, so that memory accesses
-// have 16 bytes for any k.
+// A thread block of 256 threads processes 2048 codes. Their 256 k bytes pass through shared memory, so that accesses to
+// global memory are 16 bytes wide for any k.
 constexpr int threads = 256, codes_per_thread = 8;
 
 CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
@@ -48,7 +48,7 @@ CFP_FN void copy_bytes(u8* to, const u8* from, i64 size) {
     for (i64 i = 16 * words + threadIdx.x; i < size; i += threads) to[i] = from[i];
 }
 
-// Copies 8 codes of k bits to or from the k bytes of a thread in shared memory, in words as wide as k allows.
+// Copies 8 codes of k bits to or from the k bytes of a thread in shared memory, in words that are as wide as k allows.
 template <class Word> CFP_FN void join_words(const u32 codes[8], Word* words, int k) {
     constexpr int size = 8 * sizeof(Word);
     u64 pending = 0;
@@ -91,9 +91,9 @@ CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
         split_words(bytes, codes, k);
 }
 
-// Draws the random bits of a thread's 8 elements, of the thread block's 2048 from the one with index `first` on.
-// Adjacent elements are in several lanes (philox.h). Each word is drawn once, by some thread, and passes through
-// `words` in shared memory.
+// Draws the random bits of a thread's 8 elements. `first` is the index of the thread block's first element, of 2048.
+// Adjacent elements are in different lanes (philox.h). Each word is drawn once, by one of the threads, and passes
+// through `words` in shared memory.
 CFP_FN void draw_block(u32 random[8], u32* words, u64 first, u32 stream, u64 seed, u32 mask) {
     const i32 past = static_cast<i32>(first % group);
     const i32 lanes = 16 * ((past + threads * codes_per_thread + group - 1) / group);
@@ -112,18 +112,18 @@ CFP_FN void draw_block(u32 random[8], u32* words, u64 first, u32 stream, u64 see
     __syncthreads();
 }
 
-// The bytes of the codes first..first + 2047 that exist, in whole groups of 8.
+// Returns the number of bytes of the existing codes from `first` to first + 2047, in whole groups of 8.
 CFP_FN i64 bytes_of_block(i64 first, i64 n, int k) {
     const i64 left = n - first < threads * codes_per_thread ? n - first : threads * codes_per_thread;
     return (left + 7) / 8 * k;
 }
 
-// settle(), if formats of the template may need it.
+// Returns settle(value, r) if the template may be used for formats that need it, and otherwise `value`.
 template <Mode mode> CFP_FN float settled(float value, const Rounder<float>& r) {
     return mode == stochastic || mode == otherwise ? settle(value, r) : value;
 }
 
-// index: that of the first element, for its random bits.
+// index: the index of the first element, for its random bits.
 template <Mode mode>
 CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode rounding, int shift, u64 seed, u64 index, u32 mask) {
     __shared__ __align__(16) u8 staged[threads * 32];
@@ -216,13 +216,13 @@ struct Coded {
     CFP_MEMBER u32 code(float value) const { return encode(canonical(value), coder); }
 };
 
-// The shared memory of accumulate_packed, for codes of at most k bits.
+// The shared memory of accumulate_packed, for codes of at most `most` bits.
 template <bool draws, int most> struct Staged {
     __align__(16) u8 bytes[threads * most];
     __align__(16) u32 words[draws ? threads * codes_per_thread : 1];
 };
 
-// bytes: `tensors` payloads of n codes each.
+// bytes: the payloads of `tensors` tensors, of n codes each.
 template <bool draws, int most, class Any, class Codes>
 CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic, const Codes& codec, const Addresses& bytes,
                               int tensors, u8* out, i64 n, bool kahan, u64 seed, u64 index, u32 mask) {

@@ -1,8 +1,9 @@
-// The CUDA kernels, which NVRTC compiles (nvrtc.py). Each returns the bits of the CPU kernel with the same purpose: it
-// has the arithmetic of custom_fp.h, compiled with --fmad=false and without flush-to-zero. reference.py defines the
-// results.
+// The CUDA kernels, which NVRTC compiles (nvrtc.py). Each returns the same bits as the CPU kernel with the same
+// purpose, because both use the arithmetic of custom_fp.h, compiled with --fmad=false and without flush-to-zero.
+// reference.py defines the results.
 //
-// A thread works on groups of 4 adjacent elements in 16-byte accesses if addresses allow it, else one by one.
+// A thread processes groups of 4 adjacent elements with 16-byte accesses if addresses allow this, and otherwise single
+// elements.
 #include "accumulators/dot.h"
 #include "custom_fp.h"
 #include "hadamard.h"
@@ -16,7 +17,7 @@
 
 using namespace custom_fp;
 
-// nvrtc.py compiles one part of the kernels, for one rounding: -DCFP_PART -DCFP_ONLY_PACK and a CFP_FOR_EACH_MODE.
+// nvrtc.py compiles one part of the kernels for one rounding mode: -DCFP_PART -DCFP_ONLY_PACK and a CFP_FOR_EACH_MODE.
 #ifndef CFP_FOR_EACH_MODE
 #define CFP_FOR_EACH_MODE(kernel) kernel(nearest_even) kernel(toward_zero) kernel(stochastic) kernel(otherwise)
 #endif
@@ -50,15 +51,15 @@ CFP_FN void store4(float* out, i64 i, i64 n, bool wide, const float v[4]) {
         for (int j = 0; j < 4 && i + j < n; ++j) out[i + j] = v[j];
 }
 
-// The argument `rounding` of a kernel: Overflow in the lowest byte, Mode above it.
+// The argument `rounding` of a kernel: Overflow in the lowest byte, and Mode above it.
 struct RoundingMode {
     int mode, overflow;
     CFP_MEMBER explicit RoundingMode(int packed) : mode(packed >> 8), overflow(packed & 0xff) {}
 };
 
-// The addresses of `tensors` arrays, as a kernel argument. If there are more than `few`, they are in a table in memory,
-// which put_addresses has filled. Nothing is copied from the host, so that a CUDA graph can capture it. cuda.py has the
-// same struct.
+// The addresses of `tensors` arrays, as a kernel argument. If there are more than `few`, the addresses are in a table
+// in device memory, which put_addresses has filled. Nothing is copied from the host, so a CUDA graph can capture the
+// launch. cuda.py has the same struct.
 struct Addresses {
     static constexpr int few = 480;  // a kernel has at most 4 KB of arguments
     u64 first[few];
@@ -95,19 +96,20 @@ extern "C" __global__ void put_addresses(Addresses some, u64* table, i64 n) {
 }
 #endif
 
-// The second half of a lane's random words; zeros if none of its bits count.
+// Returns the second half of a lane's random words, or zeros if the mask uses none of their bits.
 CFP_FN Words second_words(u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
     if (counted(mask) & 0xffffu) return random_words(group_index, lane, stream, 1, seed);
     return Words{{0, 0, 0, 0}};
 }
 
-// words.w[which], by selection. An unknown index would put the array into local memory.
+// Returns words.w[which] by selection, because an index that is not a constant would put the array into local memory.
 CFP_FN u32 word_of(const Words& words, u32 which) {
     const u32 low = which & 1 ? words.w[1] : words.w[0], high = which & 1 ? words.w[3] : words.w[2];
     return which & 2 ? high : low;
 }
 
-// The random bits of the element with an index, both halves, as far as `mask` (Rule::mask) counts them.
+// Returns the random bits of the element with an index, from both halves, with the bits that `mask` (Rule::mask) omits
+// set to zero.
 CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = word_of(random_words(index / group, lane, stream, 0, seed), place / 2);
@@ -115,7 +117,7 @@ CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
     return rounding_bits(half_of(upper, place) << 16 | half_of(lower, place), mask);
 }
 
-// Draws the random bits of the 8 elements of a lane in a group of 128: all words of two counters (philox.h).
+// Draws the random bits for the 8 elements of a lane in a group of 128, using all words of two counters (philox.h).
 CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
     const Words upper = random_words(group_index, lane, stream, 0, seed);
     const Words lower = second_words(group_index, lane, stream, seed, mask);
@@ -124,8 +126,9 @@ CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 
         random[place] = rounding_bits(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
 }
 
-// Calls body(group, lane, i) for the lanes of groups that a thread processes. n elements start at `index`. A lane has
-// the elements i, i + 16 ... i + 112 that are in 0..n-1. The lanes of a warp are adjacent in memory.
+// Calls body(group, lane, i) for the lanes of groups that this thread processes. There are n elements, and the first
+// has the index `index`. A lane has those of the elements i, i + 16, ..., i + 112 that are between 0 and n - 1. The
+// lanes of a warp are adjacent in memory.
 template <class Body> CFP_FN void for_lanes(i64 n, u64 index, const Body& body) {
     const u64 first_group = index / group;
     const i64 groups = static_cast<i64>((index + n - 1) / group - first_group) + 1;
@@ -136,8 +139,8 @@ template <class Body> CFP_FN void for_lanes(i64 n, u64 index, const Body& body) 
     }
 }
 
-// Loads those elements before the first one is stored. `out` may be x, so the compiler would not move loads across a
-// store.
+// Loads the elements of a lane before any result is stored. `out` may be x, so the compiler would not move loads across
+// a store.
 template <class F> CFP_FN void load_lane(const F* x, i64 first, i64 n, F v[8]) {
 #pragma unroll
     for (int place = 0; place < 8; ++place) {
@@ -188,7 +191,7 @@ extern "C" __global__ void scale_f32(const float* x, float* out, i64 n, int shif
 }
 #endif
 
-// Computes the largest finite magnitude as the bits of a float64. *largest starts as 0.
+// Computes the largest finite magnitude as the bits of a float64. *largest must initially be 0.
 template <class F> CFP_FN void max_magnitude(const F* x, i64 n, u64* largest) {
     const bool wide = aligned(x);
     u64 most = 0;
@@ -214,8 +217,8 @@ extern "C" __global__ void max_magnitude_f64(const double* x, i64 n, u64* larges
 
 // ---- sums ------------------------------------------------------------------------------------------------------
 
-// acc = Q(acc + g), or Kahan's form of it. sum(a, b, member, random) is Q(a + b), where member says that a and b are
-// values of the format; here it says that of g.
+// Computes acc = Q(acc + g), or Kahan's version. sum(a, b, member, random) returns Q(a + b), where `member` says
+// whether a and b are values of the format. The parameter `member` of this function refers to g.
 template <class Sum>
 CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, const u32 random[4], const Sum& sum) {
     if (!kahan) {
@@ -228,7 +231,7 @@ CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, 
     acc = t;
 }
 
-// Rounded sums and products. Exact: float for narrow formats without stochastic rounding, else double.
+// Rounded sums and products. Exact is float for narrow formats without stochastic rounding, and otherwise double.
 template <Mode mode, class Exact> struct Arithmetic;
 
 template <Mode mode> struct Arithmetic<mode, double> {
@@ -297,7 +300,7 @@ CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, f
         for (int r = 0; r < tensors; ++r) {
             const float* const term = x.of<float>(r);
             load4(term, i, n, aligned(term), g);
-#pragma unroll  // else acc and c are in local memory
+#pragma unroll  // otherwise, acc and c would be in local memory
             for (int j = 0; j < 4; ++j) arithmetic.add(acc[j], c[j], g[j], kahan, false, no_random);
         }
         for (int j = 0; j < 4; ++j) acc[j] = canonical(acc[j]);
@@ -305,7 +308,7 @@ CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, f
     }
 }
 
-// Like quantize_randomly, a thread processes a lane.
+// As in quantize_randomly, a thread processes a lane.
 template <bool kahan, class Any>
 CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int tensors, float* out, i64 n, u64 seed,
                                 u64 index, u32 mask) {
@@ -332,8 +335,8 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int t
     });
 }
 
-// Two blocks per SM. Without this bound, NVRTC uses so many registers for the 8 elements of a thread that only one
-// fits.
+// Two thread blocks per SM. Without this bound, NVRTC uses so many registers for the 8 elements of a thread that only
+// one thread block fits.
 #define CFP_ACCUMULATE(mode)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
         accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int rounding, int kahan, u64 seed,     \

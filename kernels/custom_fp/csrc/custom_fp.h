@@ -1,14 +1,14 @@
 // The arithmetic of custom_fp: formats, rounding and codes. The CPU extension (g++, clang) and the CUDA kernels include
-// this file. NVRTC has no standard headers, so there is no #include here. reference.py defines the results, bit for
-// bit.
+// this file. It has no #include, because NVRTC has no standard headers. reference.py defines the results, bit for bit.
 //
-// Rules of this file. Selection is done with masks, because g++ 12 does not vectorize ternaries. Nothing may be
-// contracted (-ffp-contract=off, --fmad=false); a fused multiply-add is written as such. Callers on the CPU round to
-// nearest and do not flush to zero (cpu/fp_environment.h); NVRTC's default is --ftz=false.
+// Rules of this file: Select values with masks, because g++ 12 does not vectorize ternaries. Operations must not be
+// contracted (-ffp-contract=off, --fmad=false), so a fused multiply-add must be written explicitly. CPU code that calls
+// these functions must round to nearest and must not flush to zero (cpu/fp_environment.h). On GPUs, --ftz=false is
+// NVRTC's default.
 #pragma once
 
-// Functions and members are inlined. On the CPU this excludes the _LARGE ones, which run once per call or for many
-// values and would take long to compile in every place that calls them.
+// Functions and members are inlined. On the CPU, the _LARGE ones are not, because they run only once per call or for
+// many values, and would take long to compile in every place that calls them.
 #if defined(__CUDACC__)
 #define CFP_FN __device__ __forceinline__
 #define CFP_MEMBER __device__ __forceinline__
@@ -61,20 +61,20 @@ CFP_FN double from_bits(u64 x) { return __builtin_bit_cast(double, x); }
 CFP_FN float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #endif
 
-// Returns a if the condition is 1, b if it is 0.
+// Returns a if the condition is 1, and b if it is 0.
 template <class U> CFP_FN U select(U condition, U a, U b) { return b ^ ((a ^ b) & (U(0) - condition)); }
 
-// 2^n, where n is the exponent of a normal value.
+// Returns 2^n, where n is the exponent of a normal value.
 template <class F> CFP_FN F power_of_two(int n) {
     typedef Bits<F> B;
     return from_bits(static_cast<typename B::U>(n + B::bias) << B::mantissa);
 }
 
-// Returns x; the canonical NaN for any NaN.
+// Returns x, or the canonical NaN if x is any NaN.
 CFP_FN float canonical(float x) { return from_bits(select(static_cast<u32>(x != x), 0x7fc00000u, to_bits(x))); }
 
-// Converts a float64 that float32 can represent. CFP_CAST is the conversion itself. A test replaces it with that of a
-// GPU, which turns any NaN into 0x7fffffff.
+// Converts a float64 that float32 can represent. CFP_CAST is the conversion itself. A test replaces it by the
+// conversion of a GPU, which turns any NaN into 0x7fffffff.
 #if !defined(CFP_CAST)
 #define CFP_CAST(x) static_cast<float>(x)
 #endif
@@ -83,14 +83,14 @@ CFP_FN float to_float32(float x) { return x; }
 
 // ---- formats ---------------------------------------------------------------------------------------------------
 
-// A format, unpacked from Format.spec (formats/scalar.py).
+// A format, unpacked from `Format.spec` (formats/scalar.py).
 struct Spec {
     int exponent_bits, mantissa_bits, emin, bits;
     u32 has_inf, has_nan, is_signed;
     u32 is_fnuz;   // the code of -0 is NaN
-    u32 is_plain;  // with a sign and a -0
+    u32 is_plain;  // has a sign and a -0
     // Codes without the sign, except for nan_code of fnuz. If the format has no infinity or NaN, inf_code and nan_code
-    // are the codes used instead.
+    // are the codes of the values that replace them.
     u32 max_code, inf_code, nan_code;
 };
 
@@ -113,7 +113,7 @@ CFP_FN Spec unpack_spec(u32 spec) {
     return s;
 }
 
-// The magnitude of a finite code, in the bit pattern of F.
+// Returns the magnitude of a finite code as the bits of an F.
 template <class F> CFP_FN typename Bits<F>::U magnitude_of(const Spec& s, u32 code) {
     typedef Bits<F> B;
     typedef typename B::U U;
@@ -124,7 +124,7 @@ template <class F> CFP_FN typename Bits<F>::U magnitude_of(const Spec& s, u32 co
     return to_bits(from_bits(to_bits(magic) | code) - magic);
 }
 
-// inf_code or nan_code in the bit pattern of F.
+// Returns the magnitude of inf_code or nan_code as the bits of an F.
 template <class F> CFP_FN typename Bits<F>::U special_of(const Spec& s, u32 code) {
     if (code <= s.max_code) return magnitude_of<F>(s, code);
     return s.has_inf && code == s.inf_code ? Bits<F>::infinity : Bits<F>::nan;
@@ -132,15 +132,15 @@ template <class F> CFP_FN typename Bits<F>::U special_of(const Spec& s, u32 code
 
 // ---- rounding --------------------------------------------------------------------------------------------------
 
-// As rounding.py numbers them.
+// The rounding modes, with the same numbers as in rounding.py.
 enum Mode {
     nearest_even = 0, toward_zero = 1, stochastic = 2, nearest_away = 3, toward_positive = 4, toward_negative = 5,
     to_odd = 6
 };
 enum Overflow { infinity = 0, saturate = 1, propagate = 2 };
 
-// Three modes have template instances of their own. The other modes, and formats without a sign or a -0, share the
-// instance `otherwise`, which reads the mode from its Rounder (any mode but stochastic).
+// Three modes have their own template instances. The other modes, and formats without a sign or without -0, share the
+// instance `otherwise`, which reads the mode from its Rounder (any mode except stochastic).
 constexpr Mode otherwise = static_cast<Mode>(7);
 
 CFP_FN Mode template_of(int mode, int overflow, bool is_plain) {
@@ -149,20 +149,20 @@ CFP_FN Mode template_of(int mode, int overflow, bool is_plain) {
     return is_own && is_plain ? static_cast<Mode>(mode) : otherwise;
 }
 
-// Everything `round` needs, computed once per call.
+// Everything that `round` needs, computed once per call.
 template <class F> struct Rounder {
     typedef typename Bits<F>::U U;
-    U half, odd, keep;              // what to add to the mantissa before truncating it to m bits
+    U half, odd, keep;              // numbers to add to the mantissa before it is truncated to m bits
     U min_normal, max;              // magnitudes
     U overflow, infinity, nan;      // the results for a finite value past max, infinity and NaN
     U overflow_below;               // the magnitude of the result for a finite value past -max
-    F magic, quantum;               // quantum = 2^(emin - m); adding magic rounds to multiples of it
+    F magic, quantum;               // quantum = 2^(emin - m); adding magic rounds to multiples of the quantum
     F scale_a, scale_b;             // scale_a * scale_b = 2^31 / quantum
     int drop;                       // mantissa bits of F that the format does not have
-    // For `otherwise`: 1 for each case in which the mode rounds up.
+    // For `otherwise`: 1 for each case in which the mode rounds up, and else 0.
     U half_unit, even_is_one;       // the only digit of m = 0
     U nearest, ties_up, up, down, odd_up;
-    // For settle(): the float32 bits of the results for a negative number and -infinity.
+    // For settle(): the float32 bits of the results for a negative number and for -infinity.
     u32 below_zero, below_zero_infinity, is_signed, is_plain;
 };
 
@@ -173,7 +173,7 @@ template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, int mode, int o
     const int quantum_exponent = s.emin - s.mantissa_bits;
     r.drop = B::mantissa - s.mantissa_bits;
     r.keep = ~((B::one << r.drop) - 1);
-    // m = 0: both neighbors of a tie have an odd digit (1), and IEEE 754 then takes the larger one.
+    // m = 0: both neighbors of a tie have an odd digit (1), so IEEE 754 chooses the one with the larger magnitude.
     r.odd = s.mantissa_bits > 0 && r.drop > 0;
     r.half = r.drop > 0 ? (B::one << (r.drop - 1)) - r.odd : 0;
     r.min_normal = static_cast<U>(s.emin + B::bias) << B::mantissa;
@@ -205,8 +205,8 @@ template <class F> CFP_FN Rounder<F> make_rounder(const Spec& s, int mode, int o
     return r;
 }
 
-// Returns whether a magnitude is rounded up to the next multiple of the quantum. Each argument is 0 or 1; `odd` is for
-// the multiple below.
+// Returns whether a magnitude is rounded up to the next multiple of the quantum. Each argument is 0 or 1. `odd` refers
+// to the multiple below.
 template <class F, class U>
 CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Rounder<F>& r) {
     const U away = (above_half | (half & (odd | r.ties_up))) & r.nearest;
@@ -214,11 +214,12 @@ CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Round
     return away | (directed & inexact);
 }
 
-// Rounds x to the format. `random` has 32 bits, which only stochastic rounding reads. It rounds the magnitude up if the
-// upper 31 bits, added to the discarded digits, carry. For uniform bits the probability is floor(2^31 distance) / 2^31.
-// If the last bit is set, it stands for infinitely many ones, which carry if any lower digit is lost (`rounding_bits` in
-// philox.h). NaN loses its sign and payload, so that all backends return the same bits. detects_infinity: infinity is
-// distinguished from finite values past max. Sums skip this if the results are the same.
+// Rounds x to the format. Only stochastic rounding reads `random`, which has 32 random bits. It adds the upper 31 bits
+// to the discarded digits of the magnitude, and rounds up if this carries. For uniform bits, the probability is
+// floor(2^31 distance) / 2^31. If the last bit is set, it stands for infinitely many ones, which carry if any lower
+// digit is lost (`rounding_bits` in philox.h). NaN loses its sign and payload, so that all backends return the same
+// bits. With detects_infinity, infinity is distinguished from finite values past max. Sums omit this if the results are
+// the same.
 template <Mode mode, bool detects_infinity = mode != nearest_even, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
     typedef Bits<F> B;
     typedef typename B::U U;
@@ -241,7 +242,7 @@ template <Mode mode, bool detects_infinity = mode != nearest_even, class F> CFP_
     }
     const U normal = (magnitude + add) & r.keep;
 
-    // Below min_normal the quantum is fixed. The addition rounds, at a magnitude whose ulp is the quantum.
+    // Below min_normal, the quantum is constant. Adding magic, whose ulp is the quantum, rounds to multiples of it.
     F multiple = (absolute + r.magic) - r.magic;
     if (mode != nearest_even) {
         const U too_large = static_cast<U>(multiple > absolute);
@@ -272,8 +273,8 @@ template <Mode mode, bool detects_infinity = mode != nearest_even, class F> CFP_
     return from_bits(result | (sign & (U(0) - is_number)));
 }
 
-// Adjusts a rounded value for formats without a -0 or without a sign: -0 becomes 0, and a format without a sign has no
-// negative values. Values of other formats are unchanged.
+// Adjusts a rounded value for formats without -0 or without a sign. -0 becomes 0, and in a format without a sign, a
+// negative value becomes the result that the rule specifies. Values of other formats are not changed.
 template <class F> CFP_FN float settle(float value, const Rounder<F>& r) {
     const u32 bits = to_bits(value), magnitude = bits & 0x7fffffffu;
     const u32 below = select(static_cast<u32>(magnitude == 0x7f800000u), r.below_zero_infinity, r.below_zero);
@@ -283,39 +284,39 @@ template <class F> CFP_FN float settle(float value, const Rounder<F>& r) {
 
 // ---- exact sums and products -----------------------------------------------------------------------------------
 
-// Rounds the exact value sum + error to odd: truncates it to the digits of F and sets the last digit if any was lost.
-// Rounding the result to a format with at least two digits fewer equals rounding the exact value (Boldo, Melquiond
-// 2008).
+// Rounds the exact value sum + error to odd: truncates it to the digits of F, and sets the last digit if any digit was
+// lost. Rounding the result to a format with at least two digits fewer equals rounding the exact value (Boldo,
+// Melquiond 2008).
 template <class F> CFP_FN F make_odd(F sum, F error) {
     typedef Bits<F> B;
     typedef typename B::U U;
     const U bits = to_bits(sum);
-    const U inexact = static_cast<U>(from_bits(to_bits(error) & ~B::sign) > F(0));  // 0 for a NaN, which is the error of infinity
+    const U inexact = static_cast<U>(from_bits(to_bits(error) & ~B::sign) > F(0));  // 0 if the error is NaN (infinite sum)
     const U beyond = ((bits ^ to_bits(error)) >> (8 * sizeof(F) - 1)) & inexact;     // rounded away from zero
     return from_bits((bits - beyond) | inexact);
 }
 
-// a + b, rounded to odd. The error is that of Knuth's TwoSum.
+// Returns a + b, rounded to odd. The error is computed with Knuth's TwoSum.
 template <class F> CFP_FN F add_to_odd(F a, F b) {
     const F sum = a + b, b_part = sum - a, error = (a - (sum - b_part)) + (b - b_part);
     return make_odd(sum, error);
 }
 
-// x * 2^shift, rounded once, for |shift| <= 400. Larger shifts have the float32 results of 400.
+// Returns x * 2^shift, rounded once, for |shift| <= 400. Larger shifts give the same float32 results as 400.
 CFP_FN float scale(float x, double power) { return to_float32(static_cast<double>(x) * power); }
 
 // ---- codes -----------------------------------------------------------------------------------------------------
 
-// Conversion between codes and values of the format, infinity and NaN. It adds min_normal to smaller magnitudes, which
-// puts their digits in the place of a normal value's, below a hidden one.
+// Conversion between codes and values of the format, including infinity and NaN. To move the digits of a subnormal
+// magnitude to the position of a normal value's digits, min_normal is added to it, which sets the hidden bit.
 struct Coder {
     int drop, sign_shift;
-    u32 sign;            // bit 31; 0 if the format has no sign
+    u32 sign;            // bit 31, or 0 if the format has no sign
     u32 min_normal, hidden, magnitude_mask;
     u32 rebias;  // the difference between the bits of a code and those of float32, shifted by `drop`
     u32 inf_code, nan_code, max_code;
     u32 last_number;  // the largest code that is not NaN
-    u32 infinity, nan;  // float32 bits of the specials' codes
+    u32 infinity, nan;  // float32 bits of the values of inf_code and nan_code
     u32 is_plain;
     u32 first_special, special_mask, specials, infinities;  // the number of special codes, from the first on
 };
@@ -343,7 +344,7 @@ CFP_FN Coder make_coder(const Spec& s) {
     return c;
 }
 
-// Converts the bits of a finite magnitude to its code, and back.
+// Converts the bits of a finite magnitude to its code, and a code to the bits of its magnitude.
 CFP_FN u32 encode_magnitude(u32 magnitude, const Coder& c) {
     const u32 is_subnormal = 0u - static_cast<u32>(static_cast<i32>(magnitude) < static_cast<i32>(c.min_normal));
     const u32 lifted = to_bits(from_bits(magnitude) + from_bits(c.min_normal & is_subnormal));
@@ -356,7 +357,7 @@ CFP_FN u32 decode_magnitude(u32 code, const Coder& c) {
     return to_bits(from_bits(lifted) - from_bits(c.min_normal & is_subnormal));
 }
 
-// Encodes a value that settle() returned.
+// Returns the code of a value that settle() returned.
 CFP_FN u32 encode(float value, const Coder& c) {
     const u32 bits = to_bits(value), magnitude = bits & 0x7fffffffu;
     u32 code = encode_magnitude(magnitude, c);
@@ -365,7 +366,7 @@ CFP_FN u32 encode(float value, const Coder& c) {
     return code | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// Reads the low `bits` bits of the code. is_plain: for plain formats only.
+// Returns the value of a code, whose higher bits are ignored. is_plain: the format is plain (see Spec).
 template <bool is_plain> CFP_FN float decode(u32 code, const Coder& c) {
     if (is_plain) {
         const u32 magnitude = code & c.magnitude_mask, sign = code << c.sign_shift & 0x80000000u;
@@ -384,7 +385,7 @@ template <bool is_plain> CFP_FN float decode(u32 code, const Coder& c) {
 
 CFP_FN float decode(u32 code, const Coder& c) { return c.is_plain ? decode<true>(code, c) : decode<false>(code, c); }
 
-// encode(round<nearest_even>(x)) in one step, for formats with a sign. is_plain: and with a -0.
+// Returns encode(round<nearest_even>(x)) in one step, for formats with a sign. is_plain: the format also has -0.
 template <bool is_plain = true> CFP_FN u32 round_and_encode(float x, const Rounder<float>& r, const Coder& c) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu;
     const u32 normal = ((magnitude + r.half + (magnitude >> r.drop & r.odd)) >> r.drop) - c.rebias;
@@ -398,7 +399,7 @@ template <bool is_plain = true> CFP_FN u32 round_and_encode(float x, const Round
     return code | ((bits & 0x80000000u) >> c.sign_shift & (0u - is_number));
 }
 
-// ceil(log2(magnitude)) of a nonzero finite float64, given as bits. Float32 is widened first.
+// Returns ceil(log2(magnitude)) for a nonzero finite float64, given as bits. Convert a float32 to float64 first.
 CFP_FN int ceil_log2(u64 magnitude) {
     if (magnitude >> 52) return static_cast<int>(magnitude >> 52) - 1023 + ((magnitude & 0xfffffffffffffull) != 0);
     int exponent = -1075;

@@ -1,9 +1,9 @@
 // The Hadamard transform on a GPU, which hadamard.h defines. Part of custom_fp.cu.
 //
 // A thread transforms blocks of up to 16 values in registers. For larger blocks, a thread block processes hadamard_tile
-// values of adjacent blocks at a time in shared memory. It computes up to four distances in registers before the next
-// four. A tensor (outer, length, inner) is divided into blocks along the middle dimension, whose values have a stride
-// of `inner`. The rest of a length is not changed.
+// values of adjacent blocks at a time in shared memory. It computes up to four distances in registers before it
+// continues with the next four. A tensor (outer, length, inner) is divided into blocks along the middle dimension, so
+// the values of a block have a stride of `inner`. Values after the last whole block are not changed.
 
 constexpr int hadamard_tile = 4096;
 
@@ -24,7 +24,7 @@ struct HadamardBlocks {
 
 CFP_FN float flipped(float x, u32 negative) { return from_bits(to_bits(x) ^ negative << 31); }
 
-// signs: 1 if the sign of value j is negative. before, after: whether it is applied first or last.
+// signs: 1 if value j has a negative sign, and else 0. before, after: whether signs are applied first or last.
 template <int size>
 CFP_FN void hadamard_in_registers(const float* x, float* out, i64 all, const HadamardBlocks& blocks, const u8* signs,
                                   bool before, bool after, float scale) {
@@ -58,10 +58,11 @@ CFP_FN void hadamard_in_registers(const float* x, float* out, i64 all, const Had
     }
 }
 
-// Avoids bank conflicts of threads that read values with a distance of 16.
+// Returns the position of a value in shared memory. It avoids bank conflicts of threads that read with a distance of
+// 16.
 CFP_FN int hadamard_slot(int e) { return e + e / 32; }
 
-// Computes the distances apart, 2 apart ... values / 2 * apart for the first `n` values in shared memory.
+// Computes the distances `apart`, 2 apart, and so on to values / 2 * apart, for `n` values in shared memory.
 template <int values> CFP_FN void hadamard_pass(float* shared, int n, int apart) {
     for (int group = threadIdx.x; group < n / values; group += blockDim.x) {
         const int low = group / apart * values * apart + group % apart;
@@ -80,7 +81,7 @@ CFP_FN void hadamard_in_tiles(const float* x, float* out, i64 all, const Hadamar
     const int size = blocks.size, some = hadamard_tile / size, thread = threadIdx.x, step = blockDim.x;
     for (i64 first = static_cast<i64>(blockIdx.x) * some; first < all; first += static_cast<i64>(gridDim.x) * some) {
         const int here = all - first < some ? static_cast<int>(all - first) : some, n = here * size;
-        // the position of value j of block t; adjacent threads read adjacent values
+        // Computes the position of value j of block t. Adjacent threads read adjacent values.
         const auto place = [&](int e, int& slot, int& j) {
             if (blocks.is_dense) {
                 j = e & (size - 1), slot = hadamard_slot(e);

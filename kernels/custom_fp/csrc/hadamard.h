@@ -1,9 +1,10 @@
 // The Hadamard transform of blocks of n = 2^k values with random signs s:
 //
-//     y = 2^(-k/2) H (s x)          back: x = s 2^(-k/2) H y          H[i][j] = (-1)^(number of ones in i & j)
+//     y = 2^(-k/2) H (s x)          inverse: x = s 2^(-k/2) H y          H[i][j] = (-1)^(number of ones in i & j)
 //
-// reference.py defines the result. The order of additions: butterflies (a, b) -> (a + b, a - b) of values with a
-// distance of 1, then 2, 4 ... n/2, in float32; then one multiplication by the scale, which is exact if k is even.
+// reference.py defines the result. Additions are butterflies, (a, b) -> (a + b, a - b), in float32. They combine values
+// with a distance of 1, then 2, 4, and so on to n/2. Finally, there is one multiplication by the scale, which is exact
+// if k is even.
 #pragma once
 
 #include "philox.h"
@@ -12,7 +13,8 @@ namespace custom_fp {
 
 constexpr u32 hadamard_stream = 0xffffffffu;  // of the generator; rounding uses other streams
 
-// 0x80000000 if value j of each block has a negative sign, which is its first random bit; else 0.
+// Returns 0x80000000 if value j of each block has a negative sign, and else 0. The sign is the value's first random
+// bit.
 CFP_FN u32 hadamard_sign(u64 j, u64 seed) {
     const u32 lane = static_cast<u32>(j % 16), place = static_cast<u32>(j / 16 % 8);
     const Words words = random_words(j / group, lane, hadamard_stream, 0, seed);
@@ -20,10 +22,10 @@ CFP_FN u32 hadamard_sign(u64 j, u64 seed) {
     return half_of(place & 4 ? high : low, place) << 16 & 0x80000000u;
 }
 
-// The float32 nearest to 2^(-k/2).
+// Returns the float32 nearest to 2^(-k/2).
 CFP_FN float hadamard_scale(int k) { return power_of_two<float>(-(k / 2)) * (k % 2 ? 0x1.6a09e6p-1f : 1.0f); }
 
-// F: float, or a register of floats from as many blocks. from: the first distance.
+// F: float, or a register of floats that belong to as many blocks. from: the first distance.
 template <class F> CFP_FN void butterflies(F* v, i64 n, i64 from) {
     for (i64 apart = from; apart < n; apart *= 2)
         for (i64 first = 0; first < n; first += 2 * apart)
@@ -34,7 +36,7 @@ template <class F> CFP_FN void butterflies(F* v, i64 n, i64 from) {
             }
 }
 
-// The same additions for n values in registers, one distance after the other.
+// Performs the same additions for n values in registers, one distance after another.
 template <int n, int apart = 1> CFP_FN void butterflies(float* v) {
     if constexpr (apart < n) {
 #ifdef __CUDACC_RTC__

@@ -6,9 +6,9 @@ struct MatmulTiles {
     float a[depth][tile + 4], b[depth][tile + 4];
 };
 
-// out[z] (MxN) = a[z] (MxK) b[z] (KxN), with each partial sum rounded, k ascending. A block of 16 x 16 threads computes
-// 64 x 64 results, 4 x 4 per thread, from tiles of 16 k in shared memory. a_step, b_step: elements from one matrix of
-// the batch to the next; 0: the batch shares one matrix.
+// out[z] (MxN) = a[z] (MxK) b[z] (KxN), with every partial sum rounded, in ascending order of k. A block of 16 x 16
+// threads computes 64 x 64 results, 4 x 4 per thread, from tiles of 16 k in shared memory. a_step and b_step are the
+// numbers of elements from one matrix of the batch to the next, or 0 if the batch shares one matrix.
 template <bool kahan, class Any>
 CFP_FN void matmul(const Any& arithmetic, MatmulTiles& tiles, const float* a, const float* b, float* out, i64 M, i64 K, i64 N, i64 a_step,
                    i64 b_step, bool is_plain) {
@@ -33,7 +33,7 @@ CFP_FN void matmul(const Any& arithmetic, MatmulTiles& tiles, const float* a, co
         __syncthreads();
         const int deep = K - start < depth ? static_cast<int>(K - start) : depth;
         for (int k = 0; k < deep; ++k)
-#pragma unroll  // else acc and c are in local memory
+#pragma unroll  // otherwise, acc and c would be in local memory
             for (int i = 0; i < 4; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {

@@ -1,4 +1,4 @@
-// custom_fp._native: all CPU kernels. Nothing here knows torch, so one build serves every version of torch.
+// custom_fp._native: all CPU kernels. This module does not depend on PyTorch, so one build works with every version.
 #include "bindings.h"
 
 #include <nanobind/stl/string.h>
@@ -29,7 +29,7 @@ void find_supported() {
 #endif
 }
 
-// Returns false if this processor does not support the instruction set.
+// Selects an instruction set. Returns false if this processor does not support it.
 bool choose_isa(const std::string& name) {
     for (size_t i = 0; i < supported.size(); ++i)
         if (supported[i] == name) {
@@ -45,7 +45,7 @@ std::string supported_names() {
     return joined;
 }
 
-// Chooses the best instruction set. The environment variable CUSTOM_FP_ISA names the highest one that may be used.
+// Selects the best instruction set, up to the one that the environment variable CUSTOM_FP_ISA names.
 void choose_first_isa() {
     find_supported();
     const char* highest = std::getenv("CUSTOM_FP_ISA");
@@ -54,7 +54,7 @@ void choose_first_isa() {
             const std::string message = std::string("CUSTOM_FP_ISA is '") + highest + "'; this processor supports " +
                                         supported_names() + ". Name one of these, or unset the variable.";
             PyErr_SetString(PyExc_ValueError, message.c_str());
-            nb::raise_python_error();  // unlike nanobind::value_error, kept as the cause of the ImportError
+            nb::raise_python_error();  // unlike nanobind::value_error, it is kept as the cause of the ImportError
         }
         supported.resize(static_cast<size_t>(isa_in_use) + 1);
     }

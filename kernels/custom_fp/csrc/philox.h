@@ -1,25 +1,26 @@
-// Philox4x32-7, a counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011). Seven rounds are the fewest that pass all of TestU01's BigCrush (their table 2). The tests compare
-// it with the known-answer vectors of the authors' Random123 library.
+// Philox4x32-7, a counter-based random number generator by Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
+// easy as 1, 2, 3" (SC 2011). Seven rounds are the fewest that pass all of TestU01's BigCrush (their table 2). The
+// tests compare the generator with the known-answer vectors of the authors' Random123 library.
 //
-// Element i has 32 random bits. They are drawn in two halves, because the first half nearly always decides
-// (RandomRounder). Half h is taken from word (i / 32) % 4 of the counter (i / 128 * 16 + i % 16, stream, h) under
-// key = seed: the upper half of the word if i / 16 is even, else the lower one. So the words of 16 adjacent counters
-// serve 128 adjacent elements, which suits a vector unit (16 lanes, no shuffles) and a GPU thread alike.
+// Element i has 32 random bits. They are drawn in two halves, because the first half alone is nearly always enough
+// (RandomRounder). Half h is part of word (i / 32) % 4 of the counter (i / 128 * 16 + i % 16, stream, h) with the seed
+// as the key: the upper half of the word if i / 16 is even, and otherwise the lower half. The words of 16 adjacent
+// counters are therefore used by 128 adjacent elements, which suits both a vector unit (16 lanes without shuffles) and
+// a GPU thread.
 //
-// If only N bits count, `mask` (Rule.flat in rounding.py) has ones for the first N bits, and the other bits become
+// If only N bits are used, `mask` (Rule.flat in rounding.py) has ones for the first N bits, and the other bits become
 // zeros. With R < 2^N and D = floor(2^31 d), D + 2^(31 - N) R carries past 2^31 if and only if floor(2^N d) + R carries
 // past 2^N.
 //
-// The forms that round d to N bits first (rounding.py: Form) have other digits after R. There, d goes up if d + u
-// carries past 1, where 2^N u is
+// Some forms of stochastic rounding first round d to N bits (rounding.py: Form). For these forms, other digits follow
+// R. d is rounded up if d + u carries past 1, where 2^N u is
 //
 //     fast   R + 1/2
-//     even   R + 1/2 if R is even. If R is odd, it is infinitely little less: R, then a 0 and ones without an end.
+//     even   R + 1/2 if R is even. If R is odd, infinitely little less: R, followed by a 0 and infinitely many ones.
 //     odd    R + 1/2 if R is odd, and infinitely little less if R is even
 //
-// The reason: d goes up if 2^N d, rounded to an integer, is at least n = 2^N - R. If halves round to n, n - 1/2 is
-// enough, and n is even if and only if R is.
+// The reason is that d is rounded up if 2^N d, rounded to an integer, is at least n = 2^N - R. If ties are rounded to
+// n, n - 1/2 is enough. n is even if and only if R is even.
 #pragma once
 
 #include "custom_fp.h"
@@ -45,20 +46,21 @@ CFP_FN Words philox4x32(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
     return out;
 }
 
-constexpr int group = 128;  // elements that share their counters
+constexpr int group = 128;  // number of elements that use the same counters
 
-// The words of a lane 0..15 in group i / 128.
+// Returns the words of lane 0 to 15 in a group of 128 elements.
 CFP_FN Words random_words(u64 group_index, u32 lane, u32 stream, u32 half, u64 seed) {
     const u64 counter = group_index * 16 + lane;
     return philox4x32(static_cast<u32>(counter), static_cast<u32>(counter >> 32), stream, half, static_cast<u32>(seed),
                       static_cast<u32>(seed >> 32));
 }
 
-// The bits of a mask that count as random bits.
+// Returns the bits of a mask that select random bits.
 CFP_FN u32 counted(u32 mask) { return mask & 1 ? mask & ~7u : mask; }
 
-// The 32 random bits as `round` takes them: the bits that count, and below them the bits of the form. The last three
-// bits of a mask mean: not CUT, not FAST, ODD. This may be called for the upper half of the bits, and again for both.
+// Returns the 32 random bits in the form that `round` needs: the selected bits, followed by the bits of the form. The
+// last three bits of a mask mean: not CUT, not FAST, ODD. Callers may first pass only the upper half of the bits, and
+// then both halves.
 CFP_FN u32 rounding_bits(u32 random, u32 mask) {
     if (!(mask & 1)) return random & mask;
     const u32 bits = mask & ~7u, unit = 0u - bits;
@@ -67,7 +69,7 @@ CFP_FN u32 rounding_bits(u32 random, u32 mask) {
     return (random & bits) | ((unit >> 1) ^ ((unit - 1) & (0u - less)));
 }
 
-// The element's half of a word, for an element at `place` = i / 16 % 8 of its group.
+// Returns the half of a word that belongs to an element at `place` = i / 16 % 8 of its group.
 CFP_FN u32 half_of(u32 word, u32 place) { return place % 2 ? word & 0xffffu : word >> 16; }
 
 }  // namespace custom_fp

@@ -1,9 +1,9 @@
-// Faster forms of the functions in custom_fp.h, for loops that should be as fast as memory. Each is right for elements
-// that meet a condition, and records for a whole block of elements whether all of them do. If not, the caller computes
-// the block again with the general functions. GPU kernels do not repeat blocks; they use the checked form of
-// NearRounder.
+// Faster versions of the functions in custom_fp.h, for loops that should be limited only by the speed of memory. Each
+// is correct for elements that satisfy a condition, and records for a whole block of elements whether all of them do.
+// If they do not, the caller computes the block again with the general functions. GPU kernels do not repeat blocks, so
+// they use the checked form of NearRounder.
 //
-// F is float, or a vector of floats if the compiler has them (cpu/lanes.h).
+// F is float, or a vector of floats if the compiler supports vectors (cpu/lanes.h).
 #pragma once
 
 #include "custom_fp.h"
@@ -22,40 +22,40 @@ template <> struct Integers<float> {
     static CFP_MEMBER I more(I a, I b) { return larger(a, b); }
 };
 
-// What is recorded about the elements of a block, to check afterwards whether the fast form was right for all of them.
+// Data about the elements of a block, by which callers check afterwards whether the fast version was correct for all.
 template <class F> struct BlockChecks {
     typedef typename Integers<F>::I I;
     typedef typename Integers<F>::U U;
     I largest = I{};                  // magnitude, as bits
-    I tie = I{} - 0x7fffffff;         // how close an element came to a tie (NearRounder::tie)
-    U digits = U{};                   // the bits of all terms, combined with or
-    U carry = ~U{};                   // how close an element came to an undecided carry (RandomRounder)
+    I tie = I{} - 0x7fffffff;         // how close any element is to a tie (NearRounder::tie)
+    U digits = U{};                   // the bits of all terms, combined by bitwise or
+    U carry = ~U{};                   // how close any element is to an undecided carry (RandomRounder)
     i64 wide_largest = 0;             // magnitude, as bits of a double
 };
 
 // ---- rounding to nearest ---------------------------------------------------------------------------------------
 
-// Adding a number whose ulp is the quantum of x's binade rounds x to that quantum. There are two forms. The unchecked
-// form is right if no magnitude exceeds `limit`. The checked form, for formats that are `checkable`, is right for any
-// x, except that NaN keeps its sign and payload; callers then apply `canonical`.
+// Adding a number whose ulp is the quantum of x's binade rounds x to this quantum. There are two forms. The unchecked
+// form is correct if no magnitude exceeds `limit`. The checked form, for formats that are `checkable`, is correct for
+// any x, except that NaN keeps its sign and payload, so callers must apply `canonical`.
 struct NearRounder {
     i32 min_exponent, offset;  // exponents in place in the bits of a float32
-    i32 limit;                 // the largest value, or the last one for which such a number exists
+    i32 limit;                 // the largest value, or the largest one for which a number to add exists
     i32 past_top;
     float max;
     u32 overflow;
-    u32 beyond;  // bits that no value of the format has set
+    u32 beyond;  // bits that are zero in all values of the format
 
-    // The number to add has enough digits for x.
+    // Whether the number to add has enough digits for x.
     static CFP_MEMBER bool fits(const Spec& s) { return s.mantissa_bits <= 21; }
-    // The sum of two values of p digits, rounded to 24 digits and then to p, equals the sum rounded once if
-    // 24 >= 2 p + 2 (Figueroa 1995).
+    // Whether sums can be rounded twice. The sum of two values of p digits, rounded to 24 digits and then to p digits,
+    // equals the sum rounded once if 24 >= 2 p + 2 (Figueroa 1995).
     static CFP_MEMBER bool allowed(const Spec& s) { return s.mantissa_bits <= 10; }
     static CFP_MEMBER bool checkable(const Spec& s) {
         return s.is_signed && allowed(s) && s.has_nan && s.max_code > 0 &&
                s.emin + (1 << s.exponent_bits) + 24 - s.mantissa_bits <= 127;
     }
-    // The value of BlockChecks::tie for a tie. If it is smaller, there was none. Half a quantum must be a normal float32.
+    // The value of BlockChecks::tie for a tie. Smaller values mean no tie. Half a quantum must be a normal float32.
     static constexpr i32 tie = -((24 << 23) + 0x00400000);
     static CFP_MEMBER bool detects_ties(const Spec& s) { return s.emin - s.mantissa_bits - 1 >= -126; }
 };
@@ -107,7 +107,7 @@ CFP_FN float round_near_checked(float x, const NearRounder& r) {
     return with_sign(near_overflow((x + magic) - magic, r), x);
 }
 
-// Rounds a sum that was already rounded to float32. This is right unless that made it a tie.
+// Rounds a sum that was already rounded to float32. This is correct unless the first rounding produced a tie.
 template <class F> CFP_FN F round_near_again(F x, const NearRounder& r, BlockChecks<F>& checks) {
     typedef Integers<F> N;
     const F magic = near_magic<false>(x, r, checks), rounded = (x + magic) - magic;
@@ -116,7 +116,7 @@ template <class F> CFP_FN F round_near_again(F x, const NearRounder& r, BlockChe
     return with_sign<F>(rounded, x);
 }
 
-// a * b, rounded once: the fused addition rounds the exact product.
+// Returns a * b, rounded once, because the fused addition rounds the exact product.
 CFP_FN float multiply_near(float a, float b, const NearRounder& r, BlockChecks<float>& checks) {
     const float product = a * b, magic = near_magic<false>(product, r, checks);
     return with_sign(fused_multiply_add(a, b, magic) - magic, product);
@@ -128,7 +128,7 @@ CFP_FN float multiply_near_checked(float a, float b, const NearRounder& r) {
     return with_sign(near_overflow(fused_multiply_add(a, b, magic) - magic, r), product);
 }
 
-// encode(round_near(x)). The last digits of the sum with the magic number are the code within a binade.
+// Returns encode(round_near(x)). The last digits of the sum with the magic number are the code within a binade.
 CFP_FN u32 round_and_encode_near(float x, const NearRounder& r, const Coder& c, BlockChecks<float>& checks) {
     const u32 bits = to_bits(x);
     const float magic = near_magic<false>(x, r, checks);
@@ -137,9 +137,9 @@ CFP_FN u32 round_and_encode_near(float x, const NearRounder& r, const Coder& c, 
     return ((binade >> c.drop) + quanta) | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// The same in double, for any m, because 53 >= 2 p + 2 for up to 24 digits. It is right for products of two floats,
-// which are exact in double, for sums of two values of the format, and for any sum that is rounded to odd, if no
-// magnitude exceeds `limit`, the largest value.
+// The same in double, for any m, because 53 >= 2 p + 2 for up to 24 digits. If no magnitude exceeds `limit`, the
+// largest value, it is correct for products of two floats (which are exact in double), for sums of two values of the
+// format, and for any sum that was rounded to odd.
 struct WideNearRounder {
     i64 min_exponent, offset, limit;
 };
@@ -171,7 +171,7 @@ CFP_FN u32 encode_number(float value, const Coder& c) {
     return encode_magnitude(bits & 0x7fffffffu, c) | (bits & 0x80000000u) >> c.sign_shift;
 }
 
-// For plain formats. BlockChecks::largest records the magnitude of the code, which must be at most max_code.
+// For plain formats. BlockChecks::largest records the magnitude of the code, which must not exceed max_code.
 CFP_FN float decode_number(u32 code, const Coder& c, BlockChecks<float>& checks) {
     const u32 magnitude = code & c.magnitude_mask;
     checks.largest = larger(checks.largest, static_cast<i32>(magnitude));
@@ -180,10 +180,11 @@ CFP_FN float decode_number(u32 code, const Coder& c, BlockChecks<float>& checks)
 
 // ---- stochastic rounding ---------------------------------------------------------------------------------------
 
-// Uses only the first 16 random bits, if they decide whether a magnitude is rounded up. They do not decide in two cases:
-// their sum with the first 16 discarded digits is one less than a carry, or it just carries and the digits may have been
-// rounded. (min_normal is added to smaller magnitudes, so that their digits are where those of normal values are, and
-// this addition may round.) few: there are no more random bits, so they decide if the addition was exact.
+// Stochastic rounding that uses only the first 16 random bits if they decide whether a magnitude is rounded up. There
+// are two cases in which they do not decide: their sum with the first 16 discarded digits is one less than a carry, or
+// it barely carries and the digits may have been rounded. (The digits may be rounded because min_normal is added to
+// smaller magnitudes, which moves their digits to the position of a normal value's.) With `few`, there are no more
+// random bits, so the first ones decide if the addition was exact.
 struct RandomRounder {
     u32 min_normal, keep, unit, undecided, max;
     int shift;

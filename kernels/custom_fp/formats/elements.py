@@ -78,7 +78,7 @@ class Integer:
 
     @cached_property
     def spec(self) -> int:
-        """The integers encoded in one integer for the kernels, in the same way as `Format.spec`."""
+        """This element format, encoded in one integer for the kernels in the same way as `Format.spec`."""
         return (self.code_bits - 1 - self.fraction_bits + 512) << 16 | (self.code_bits - 1) << 8 | 1
 
     def code_values(self) -> list[float]:

@@ -21,12 +21,13 @@ from custom_fp.formats.scale import ScaleFormat
 from custom_fp.formats.scaled_format import Affine, BlockFormat, Codebook
 from custom_fp.formats.synonyms import meant
 
-_HERE = f"{formats.__name__}."
-_NO_KINDS = {
-    _HERE + name for name in ("names", "protocol", "synonyms", "layout", "scale", "tables", "elements")
+_PACKAGE_PREFIX = f"{formats.__name__}."
+_MODULES_WITHOUT_KINDS = {
+    _PACKAGE_PREFIX + name
+    for name in ("names", "protocol", "synonyms", "layout", "scale", "tables", "elements")
 }
-_files = {file.name for file in walk_packages(formats.__path__, _HERE)} - _NO_KINDS
-for _file in (f"{_HERE}scalar", *sorted(_files)):  # import scalar first, so messages list it first
+_files = {file.name for file in walk_packages(formats.__path__, _PACKAGE_PREFIX)} - _MODULES_WITHOUT_KINDS
+for _file in (f"{_PACKAGE_PREFIX}scalar", *sorted(_files)):  # import scalar first, so messages list it first
     import_module(_file)
 
 

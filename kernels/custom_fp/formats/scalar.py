@@ -246,7 +246,7 @@ class Format(NumberFormat):
         return flags | (self.emin + 512) << 16 | self.mantissa_bits << 8 | self.exponent_bits
 
     def value_of(self, code: int) -> float:
-        """Return the value of a code, 0 <= code < 2**bits."""
+        """Return the value of a code from 0 to 2**bits - 1."""
         if not 0 <= code < 2**self.bits:
             raise ValueError(f"{self.name} has codes 0 to {2**self.bits - 1}, but got {code}")
         if self.family == "fnuz" and code == self.nan_code:

@@ -320,7 +320,7 @@ class ScaledFormat(NumberFormat):
 
     def code_values(self) -> Sequence[float]:
         values = self.element.code_values()
-        assert values is not None  # elements have at most 8 bits
+        assert values is not None  # element formats of at most 8 bits list their values
         return values
 
     @cached_property

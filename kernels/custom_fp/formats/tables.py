@@ -27,11 +27,11 @@ from statistics import NormalDist
 
 
 def dynamic_tree() -> list[float]:
-    """Return the table of a sign bit and 7 bits whose leading zeros determine the decade.
+    """Return the table of codes with a sign bit and 7 bits, whose leading zeros determine the decade.
 
-    With z = 0 to 5 leading zeros, the decade [.1, 1] * 10**-z has 64, 32, 16, 8, 4 or 2 values. They are determined by
-    the bits after the first one. Half of the values are the midpoints of equal parts of [.1, .45], and the other half
-    those of [.45, 1]. The code 0000001 is the maximum, and 0000000 is zero.
+    With z = 0 to 5 leading zeros, the decade [.1, 1] * 10**-z has 64, 32, 16, 8, 4 or 2 values. The bits after the
+    first 1 select one of these values. The lower half of the values are the midpoints of equal parts of [.1, .45], and
+    the upper half are the midpoints of equal parts of [.45, 1]. The code 0000001 is the maximum, and 0000000 is zero.
     """
     magnitudes = [Fraction(0), Fraction(1)]
     for zeros in range(5, -1, -1):
@@ -44,15 +44,15 @@ def dynamic_tree() -> list[float]:
 
 
 def linear() -> list[float]:
-    """Return the table of linear quantization: k / 127, with a sign bit and 7 bits k."""
+    """Return the table of linear quantization, in which a sign bit and a 7-bit integer k encode k / 127 or -k / 127."""
     return _with_signs(Fraction(k, 127) for k in range(128))
 
 
 def static_tree() -> list[float]:
-    """Return the table of a sign bit, 3 exponent bits e, and 4 bits that select one of 16 equal parts of [.1, 1].
+    """Return the table of codes with a sign bit, 3 exponent bits e, and 4 bits that select a part of [.1, 1].
 
-    A value is the midpoint of its part, times 10**-e. The paper does not say which codes are zero and the maximum. As
-    in dynamic_tree, we use the codes of the two smallest magnitudes (e = 7).
+    The interval has 16 equal parts, and a value is the midpoint of a part, times 10**-e. The paper does not say which
+    codes are zero and the maximum. As in dynamic_tree, we use the codes of the two smallest magnitudes (e = 7).
     """
     magnitudes = [
         value / 10**exponent for exponent in range(8) for value in _middles(Fraction(1, 10), Fraction(1), 16)
@@ -63,10 +63,10 @@ def static_tree() -> list[float]:
 
 
 def mantissa() -> list[float]:
-    """Return the table of a sign bit, 3 bits of a decimal exponent e, and 4 mantissa bits m: m / 10 * 10**-e.
+    """Return the table of codes with a sign bit, 3 bits of a decimal exponent e, and 4 mantissa bits m.
 
-    The paper does not specify the values of m. Here, m is 0 to 15, and values above 1 (m > 10 at e = 0) become 1.
-    Several codes have the same value, as in any decimal format.
+    The value is m / 10 * 10**-e. The paper does not specify the range of m. Here, m is 0 to 15, and values above 1
+    (m > 10 at e = 0) become 1. Several codes have the same value, as in any decimal format.
     """
     magnitudes = [
         min(Fraction(m, 10) / 10**exponent, Fraction(1)) for exponent in range(8) for m in range(16)
@@ -100,7 +100,7 @@ def nf4() -> list[float]:
 
 
 def fp4() -> list[float]:
-    """Return the table of a sign bit and three bits for 0, 1/16, 8, 12, 4, 6, 2, 3, all divided by 12.
+    """Return the table of codes with a sign bit and three bits for 0, 1/16, 8, 12, 4, 6, 2 and 3, divided by 12.
 
     This is not OCP's e2m1 (`e2m1fn`).
     """
@@ -144,7 +144,7 @@ TABLES: dict[str, Callable[[], list[float]]] = {
 
 
 def float32(value: float) -> float:
-    """Round a number to float32. Raise ValueError if it is not a finite number."""
+    """Round a number to float32. Anything but a finite number raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"a codebook must contain finite numbers, but got {value!r}")
     try:

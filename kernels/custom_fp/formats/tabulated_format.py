@@ -53,10 +53,10 @@ class Half:
     Attributes:
         sign: 1.0 or -1.0.
         magnitudes: The magnitudes in ascending order, beginning with zero. In a codebook without zero, the first entry
-            is the value nearest to zero, and is negative if this value has the other sign.
+            stands for the value nearest to zero. If that value has the opposite sign, the entry is negative.
         codes: The code of each magnitude.
-        boundaries: The boundary between each magnitude and the next one. If there is a `beyond`, the last entry is the
-            boundary to it.
+        boundaries: The boundary between each magnitude and the next one. If `beyond` is not None, the last entry is the
+            boundary between the largest magnitude and `beyond`.
         ties_up: For each boundary, whether a number on the boundary becomes the larger neighbor.
         beyond: The magnitude that would follow the largest one, or None.
         inf_code: The code of infinity with this sign, or None.
@@ -118,7 +118,7 @@ class Tabulated(NumberFormat):
     @cached_property
     def _exact(self) -> list[Number]:
         if not 1 <= self.code_bits <= 16:
-            raise ValueError(f"{self.name} has {self.code_bits} bits; tables stop at 16")
+            raise ValueError(f"{self.name} has {self.code_bits} bits; a table can have at most 16 bits")
         return [self.value_of(code) for code in range(1 << self.code_bits)]
 
     @cached_property
@@ -158,7 +158,7 @@ class Tabulated(NumberFormat):
         order = sorted(range(len(codes)), key=lambda i: everything[i])
         order = [i for j, i in enumerate(order) if j == 0 or everything[i] != everything[order[j - 1]]]
         if not order or everything[order[0]] != 0:
-            raise ValueError(f"{self.name} has no zero; tables have one")
+            raise ValueError(f"{self.name} has no zero; the value of one code must be zero")
         each = [codes[i] for i in order]
         kept = [(i, at) for i, code in enumerate(each) if (at := self._held[code]) is not None]
         kept = [one for j, one in enumerate(kept) if j == 0 or one[1] > kept[j - 1][1]]
@@ -225,7 +225,7 @@ class Tabulated(NumberFormat):
 
     @cached_property
     def smallest(self) -> float | None:
-        """The smallest positive value, or None."""
+        """The smallest positive value, or None if there is no positive value."""
         return self.positive.magnitudes[1] if self.max else None
 
     @cached_property

@@ -15,7 +15,7 @@ class QuantEmbedding(Quantized, nn.Embedding):
     The layer uses these roundings of its arithmetic and ignores all others:
 
         (weight, forward)                    rounds the rows that are looked up, each along its elements
-        (result, forward)                    rounds the output after that
+        (result, forward)                    rounds the output, after the rows were rounded
         (output_gradient, weight_gradient)   rounds the gradient of the output, each row along its elements
         (result, weight_gradient)            rounds the gradient of the weight, after rows are added in float32
 

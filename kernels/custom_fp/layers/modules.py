@@ -182,10 +182,10 @@ class _QuantConv(Quantized, _ConvNd):
             zip(self.kernel_size, self.stride, self.dilation, strict=True)
         ):
             x = x.unfold(2 + i, (size - 1) * dilation + 1, stride)[..., ::dilation]
-        batch, _, *rest = x.shape  # B x C x out... x kernel...
+        batch, _, *rest = x.shape  # (B, C, *output_size, *kernel_size)
         group_in = self.in_channels // self.groups
-        grouped = x.reshape(batch, self.groups, group_in, *rest).movedim(1, 0)  # G x B x C/G x ...
-        grouped = grouped.movedim(2, 2 + dimensions)  # G x B x out... x C/G x kernel...
+        grouped = x.reshape(batch, self.groups, group_in, *rest).movedim(1, 0)  # (G, B, C/G, ...)
+        grouped = grouped.movedim(2, 2 + dimensions)  # (G, B, *output_size, C/G, *kernel_size)
         return grouped.reshape(self.groups, -1, group_in * math.prod(self.kernel_size))
 
     def _columns(self, weight: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.recipe.coverage import Coverage, measure
@@ -60,7 +61,7 @@ class Applied:
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The class of each other module that has parameters, by the name of the module."""
+        """The classes of the modules that have parameters and are not rounded, by the names of the modules."""
         attention = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
         return {
             name or type(module).__name__: type(module).__name__
@@ -71,7 +72,7 @@ class Applied:
         }
 
     def at(self, step: int) -> None:
-        """Switch the model to the rules of this step, counted from 0. After `apply_recipe`, it uses those of step 0."""
+        """Switch the model to the rules of this step, counted from 0. `apply_recipe` starts with step 0."""
         if self.placement is not None:
             self.placement.at(step)
 
@@ -89,7 +90,8 @@ class Applied:
             A mapping such as {"nvfp4": 0.86, "bf16": 0.14, "float32": 0.0}. Print it to see what stayed in float32, and
             which layers the rules name but the model never called.
         """
-        return measure(model, self.placement, args, kwargs)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        return measure(model, self.placement, lambda: model(*args, **kwargs), inputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the histories of delayed scales. A checkpoint must store them in addition to the model's state."""
@@ -143,7 +145,7 @@ def apply_recipe(
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
-    given = _checked(typed, given)
+    given = _check_recipe(typed, given)
     if any("arithmetic" in m.__dict__ or "attention_products" in m.__dict__ for m in model.modules()):
         raise ValueError(
             f"{typed}: a recipe was already applied to this {type(model).__name__}; apply it to a new model"
@@ -206,7 +208,7 @@ def _is_attention(model: nn.Module, name: str) -> bool:
     )
 
 
-def _checked(typed: str, given: Any) -> Mapping[str, Any]:
+def _check_recipe(typed: str, given: Any) -> Mapping[str, Any]:
     if isinstance(given, Sequence) and not isinstance(given, str):
         given = {"rules": given}
     if not isinstance(given, Mapping):

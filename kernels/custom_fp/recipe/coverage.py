@@ -5,12 +5,12 @@
     print(coverage)      # also lists the products in float32, and the layers that rules name but the model never called
 
 A `MacCounter` records every operator of PyTorch that multiplies matrices, in the forward and in the backward pass, with
-the module that called it. If a rule rounds the operands of the product, the rule gives the formats that are counted.
-Otherwise the dtypes of the operands do, as for products under torch.autocast.
+the module that called it. If a rule rounds the operands of a product, the formats of the rule are counted. Otherwise,
+the dtypes of the operands are counted, as for products under torch.autocast.
 
-The counts come from the shapes of the operands. Products that a kernel computes again to save memory (fused attention)
-are counted once. Not counted are sums without a product, the softmax and the optimizer's step. Causal attention is
-counted as if no key was masked, and padding that a Hadamard transform adds is counted.
+The counts are computed from the shapes of the operands. Products that a kernel computes again to save memory (fused
+attention) are counted once. Sums without a product, the softmax and the optimizer's step are not counted. Causal
+attention is counted as if no key were masked, and padding that a Hadamard transform adds is counted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,11 +31,16 @@ from torch.utils._pytree import tree_leaves
 from custom_fp.formats.scaled_format import base_name
 from custom_fp.layers import products
 from custom_fp.layers.attention import SCORES, VALUES
+from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, OPERANDS, WEIGHT_GRADIENT, Arithmetic
+from custom_fp.recipe.layers import Layer
 from custom_fp.recipe.placement import Placement
 
-FLOAT32 = "float32"
+_GRADIENTS = INPUT_GRADIENT, WEIGHT_GRADIENT  # in the order in which PyTorch computes them
+
+FLOAT32, FLOAT32_LABEL = "fp32", "float32"
 _DTYPE_NAMES = {
+    torch.float32: FLOAT32,
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float8_e4m3fn: "e4m3fn",
@@ -46,21 +52,31 @@ class Product(NamedTuple):
     """The products that one operator computes in one place of a model.
 
     Attributes:
-        formats: The formats of the operands, joined by " x " if they differ.
+        operands: The formats of both operands, in alphabetical order.
+        accumulator: The format of the sums.
         operator: The operator, such as aten.mm.
-        place: The name of the module that called the operator, with * in place of numbers.
+        place: The name of the module that called the operator.
     """
 
-    formats: str
+    operands: tuple[str, str]
+    accumulator: str
     operator: str
     place: str
+
+    @property
+    def label(self) -> str:
+        """The name under which `Coverage` counts the products."""
+        a, b = (FLOAT32_LABEL if name == FLOAT32 else base_name(name) for name in self.operands)
+        if a == b == FLOAT32_LABEL and self.accumulator != FLOAT32:
+            return f"float32 summed in {self.accumulator}"
+        return a if a == b else " x ".join(sorted((a, b), key=lambda name: (name == FLOAT32_LABEL, name)))
 
 
 class Coverage(Mapping[str, float]):
     """The share of the multiply-accumulates that read each format. Iteration starts with the largest share.
 
     The key is the format of both operands, or "A x B" if their formats differ. Options of a format are left out, so
-    nvfp4_2d counts as nvfp4. "float32" is always a key.
+    nvfp4_2d counts as nvfp4. If only the sums are rounded, the key is "float32 summed in C". "float32" is always a key.
 
     Attributes:
         macs: The number of multiply-accumulates of each `Product`.
@@ -73,9 +89,9 @@ class Coverage(Mapping[str, float]):
         self, macs: Mapping[Product, int], never_called: Sequence[str], uncounted: Sequence[str]
     ) -> None:
         self.macs, self.never_called, self.uncounted = dict(macs), list(never_called), list(uncounted)
-        totals = Counter({FLOAT32: 0})
+        totals = Counter({FLOAT32_LABEL: 0})
         for product, count in self.macs.items():
-            totals[product.formats] += count
+            totals[product.label] += count
         self.total = sum(totals.values())
         self._shares = {name: count / max(self.total, 1) for name, count in totals.most_common()}
 
@@ -90,24 +106,26 @@ class Coverage(Mapping[str, float]):
 
     @property
     def rounded(self) -> float:
-        """The share of the multiply-accumulates with at least one operand that is not float32."""
-        return 1 - self[FLOAT32] if self.total else 0.0
+        """The share of the multiply-accumulates with an operand or a sum that is not float32."""
+        return 1 - self[FLOAT32_LABEL] if self.total else 0.0
 
     def in_float32(self) -> dict[str, float]:
         """Return the shares of the products that read float32, such as "aten.mm in blocks.*.mlp", largest first."""
         shares: Counter[str] = Counter()
         for product, count in self.macs.items():
-            if product.formats == FLOAT32:
-                shares[f"{product.operator} in {product.place}"] += count
+            if product.label == FLOAT32_LABEL:
+                shares[f"{product.operator} in {_pattern(product.place)}"] += count
         return {where: count / self.total for where, count in shares.most_common()}
 
     def summary(self) -> str:
         """Return the shares in one line, such as "nvfp4 86 %, bf16 14 %, float32 0 %"."""
-        return ", ".join(f"{name} {_percent(share)}" for name, share in self.items())
+        return shares_text(self)
 
     def __str__(self) -> str:
         lines = [self.summary()]
-        lines += [f"  in float32: {where} {_percent(share)}" for where, share in self.in_float32().items()]
+        lines += [
+            f"  in float32: {where} {percent_text(share)}" for where, share in self.in_float32().items()
+        ]
         never_called = Counter(map(_pattern, self.never_called))
         lines += [f"  named by rules, never called: {name} ({count})" for name, count in never_called.items()]
         lines += [f"  could not be counted: {name}" for name in self.uncounted]
@@ -117,28 +135,39 @@ class Coverage(Mapping[str, float]):
         return f"Coverage({dict(self)})"
 
 
-def _percent(share: float) -> str:
+def shares_text(shares: Mapping[str, float]) -> str:
+    """Return the shares of formats as text, such as "nvfp4 86 %, bf16 14 %, float32 0 %"."""
+    return ", ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
+
+
+def percent_text(share: float) -> str:
     """Return a share in percent, without hiding a small remainder: 0 % and 100 % are exact."""
     if 0 < share < 0.005 or 0.995 < share < 1:
         return "<1 %" if share < 0.5 else ">99 %"
     return f"{100 * share:.0f} %"
 
 
-def measure(model: nn.Module, placement: Placement | None, args: tuple, kwargs: dict) -> Coverage:
+def measure(
+    model: nn.Module,
+    placement: Placement | None,
+    run: Callable[[], object],
+    inputs: Sequence[Tensor] = (),
+    backward: bool = True,
+) -> Coverage:
     """Run a forward and a backward pass of a model and return its coverage.
 
     The model keeps its mode. Its gradients, buffers, histories of delayed scales and the random state are restored.
 
     Args:
-        model: The model, or a wrapper of it.
+        model: The model.
         placement: The rules in the model, if it has any.
-        args: The positional arguments of the model.
-        kwargs: The keyword arguments of the model.
+        run: Calls the model. The tensors in its result are differentiated.
+        inputs: Inputs of the model, whose gradients are computed as well if they need one.
+        backward: Whether to run the backward pass.
     """
-    leaves = [*model.parameters(), *(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))]
-    differentiated = [x for x in leaves if x.requires_grad]
+    differentiated = [x for x in (*model.parameters(), *inputs) if x.requires_grad and backward]
     with _restored(model, placement), count_macs(model, placement) as counter, torch.enable_grad():
-        output = model(*args, **kwargs)
+        output = run()
         results = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
         if results and differentiated:
             ones = [torch.ones_like(x) for x in results]
@@ -181,6 +210,7 @@ def count_macs(model: nn.Module, placement: Placement | None = None) -> Iterator
 
     def enter(module: nn.Module, _: Any) -> None:
         counter.stack.append(module)
+        counter.entered.add(module)
 
     def leave(*_: Any) -> None:  # must return None, since other values would replace the output
         counter.stack.pop()
@@ -203,7 +233,8 @@ class MacCounter(TorchDispatchMode):
     Attributes:
         macs: The multiply-accumulates of each `Product`.
         uncounted: Operators that cannot be counted, and where they were called.
-        called: The modules whose rules were used, each with the product of its attention or None.
+        called: The modules whose products were computed by rules, each with the product of its attention or None.
+        entered: The modules that were called.
         stack: The modules that are being called, innermost last.
     """
 
@@ -212,26 +243,29 @@ class MacCounter(TorchDispatchMode):
         model = model if placement is None else placement.model  # without the wrapper of the model
         self.names = {module: name for name, module in model.named_modules()}
         self.root = model.__class__.__name__
-        self.layers = {} if placement is None else {(x.module, x.part): x for x in placement.rules.layers}
+        self.layers: dict[tuple[nn.Module | None, str | None], Layer] = {}
+        if placement is not None:
+            self.layers = {(layer.module, layer.part): layer for layer in placement.rules.layers}
         self.placement = placement
         self.macs: Counter[Product] = Counter()
         self.uncounted: dict[str, None] = {}
         self.called: set[tuple[nn.Module | None, str | None]] = set()
+        self.entered: set[nn.Module] = set()
         self.stack: list[nn.Module] = []
-        self._rule: tuple[str, str] | None = (
-            None  # the formats and the place of the rounded product that is computed
-        )
-        self._places: dict[int, str] = {}  # the place of each autograd node, by its sequence number
+        self._rounded: Product | None = None  # what is known of the rounded product that is being computed
+        self._nodes: dict[int, _Node] = {}  # by the sequence number of the autograd node
+
+    def was_called(self, layer: Layer) -> bool:
+        """Return whether the rules for a layer were used."""
+        if layer.module.__class__ is nn.Embedding:
+            return layer.module in self.entered
+        return (layer.module, layer.part) in self.called
 
     def coverage(self) -> Coverage:
         """Return the coverage of what has run in this context."""
-        placed = [] if self.placement is None else self.placement.placed
-        never_called = [
-            layer.names[0] or self.root
-            for _, layer in placed
-            if layer.part is None and (layer.module, None) not in self.called
-        ]
-        return Coverage(self.macs, never_called, list(self.uncounted))
+        placed = [] if self.placement is None else [layer for _, layer in self.placement.placed]
+        never = [x.names[0] or self.root for x in placed if x.part is None and not self.was_called(x)]
+        return Coverage(self.macs, never, list(self.uncounted))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -239,38 +273,56 @@ class MacCounter(TorchDispatchMode):
         formula = _FORMULAS.get(operator)
         if formula is None and not _multiplies(operator):
             return result
-        if self._rule is not None:
-            formats, place = self._rule
-        else:
-            place = self._place()
-            formats = _joined([_dtype_name(x) for x in _operands(operator, args)])
+        products = self._products(operator, args) if self._rounded is None else [self._rounded]
         if formula is None:
-            self.uncounted[f"{operator} in {place}"] = None
-        else:
-            self.macs[Product(formats, operator, place)] += formula(args, result)
+            self.uncounted[f"{operator} in {_pattern(products[0].place)}"] = None
+            return result
+        count = formula(args, result)
+        for i, product in enumerate(products):  # the two gradients of a convolution are one operator
+            share = count // len(products) + (i < count % len(products))
+            self.macs[product._replace(operator=operator)] += share
         return result
 
+    def _products(self, operator: str, args: Sequence[Any]) -> list[Product]:
+        """Return the products that an operator outside of rounded products computes."""
+        operands = _operands(operator, args)
+        dtypes = [_DTYPE_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch.")) for x in operands]
+        a, b = (*dtypes, FLOAT32, FLOAT32)[:2]
+        node = torch._C._current_autograd_node()
+        if node is None or torch.is_grad_enabled():
+            module = self._innermost()
+            needs = [x.requires_grad for x in operands]
+            known = _Node(module, [p for p, need in zip(_GRADIENTS, needs, strict=False) if need])
+            self._nodes[torch.autograd._get_sequence_nr() - 1] = known
+            computed = [FORWARD]
+        else:
+            known = self._nodes.get(node._sequence_nr(), _Node(None, []))
+            computed = known.next_gradients(operator, args)
+        layer = self.layers.get((known.module, None))
+        if (a, b) != (FLOAT32, FLOAT32) or layer is None or known.module.__class__ not in LAYERS:
+            return [Product(_sorted(a, b), FLOAT32, operator, self._name(known.module))]
+        return [self._product(Arithmetic(), layer, product, self._name(known.module)) for product in computed]
+
     def observed(self, arithmetic: Arithmetic, kernel: Any) -> Any:
-        """Return a kernel like the given one that tells this counter which formats its products read."""
+        """Return a kernel that works like the given one and tells this counter which formats its products read."""
         module = self._innermost()
         part = _part_of(module, arithmetic)
-        layer = self.layers.get((module, part))
-        name = layer.names[0] if layer is not None else self.names.get(module, "")
         self.called.add((module, part))
-        place = _pattern(name) or self.root
+        layer = self.layers.get((module, part))
+        place = self._name(module) if layer is None else layer.names[0] or self.root
         counter = self
 
         class Observed(type(kernel)):  # type: ignore[misc]
             def product(self, *operands: Tensor) -> Tensor:
-                with counter._reading(arithmetic, layer, FORWARD, place):
+                with counter._computing(arithmetic, layer, FORWARD, place):
                     return super().product(*operands)
 
             def input_gradient(self, *operands: Tensor) -> Tensor:
-                with counter._reading(arithmetic, layer, INPUT_GRADIENT, place):
+                with counter._computing(arithmetic, layer, INPUT_GRADIENT, place):
                     return super().input_gradient(*operands)
 
             def weight_gradient(self, *operands: Tensor) -> Tensor:
-                with counter._reading(arithmetic, layer, WEIGHT_GRADIENT, place):
+                with counter._computing(arithmetic, layer, WEIGHT_GRADIENT, place):
                     return super().weight_gradient(*operands)
 
         observed = object.__new__(Observed)
@@ -278,42 +330,56 @@ class MacCounter(TorchDispatchMode):
         return observed
 
     @contextmanager
-    def _reading(self, arithmetic: Arithmetic, layer: Any, product: str, place: str) -> Iterator[None]:
-        outer = self._rule
-        self._rule = (
-            _joined([self._format(arithmetic, layer, role, product) for role in OPERANDS[product]]),
-            place,
-        )
+    def _computing(
+        self, arithmetic: Arithmetic, layer: Layer | None, product: str, place: str
+    ) -> Iterator[None]:
+        outer = self._rounded
+        self._rounded = self._product(arithmetic, layer, product, place)
         try:
             yield
         finally:
-            self._rule = outer
+            self._rounded = outer
 
-    def _format(self, arithmetic: Arithmetic, layer: Any, role: str, product: str) -> str:
+    def _product(self, arithmetic: Arithmetic, layer: Layer | None, product: str, place: str) -> Product:
+        a, b = (self._format(arithmetic, layer, role, product) for role in OPERANDS[product])
+        return Product(_sorted(a, b), arithmetic.accumulators.get(product, FLOAT32), "", place)
+
+    def _format(self, arithmetic: Arithmetic, layer: Layer | None, role: str, product: str) -> str:
         rounding: Any = arithmetic.roundings.get((role, product))
         if rounding is None and layer is not None and self.placement is not None:
-            rounding = self.placement.rules.operand_rounding(
-                layer, role, product, max(self.placement.phase, 0)
-            )
+            rounding = self.placement.rules.stored_rounding(layer, role, self.placement.phase)
         if rounding is None:
             return FLOAT32
         rounding = getattr(rounding, "rounding", rounding)  # of a delayed scale
-        return base_name(
-            str(getattr(rounding, "format", None) or getattr(rounding, "fmt", None) or rounding.__name__)
-        )
+        return str(getattr(rounding, "format", None) or getattr(rounding, "fmt", None) or rounding.__name__)
 
-    def _innermost(self) -> Any:
-        """Return the innermost module that is being called, or None."""
+    def _innermost(self) -> nn.Module | None:
+        """Return the innermost module that is being called, if any."""
         return self.stack[-1] if self.stack else None
 
-    def _place(self) -> str:
-        """Return the place of the current operator. In the backward pass, this is the place of the forward operator."""
-        node = torch._C._current_autograd_node()
-        if node is not None and not torch.is_grad_enabled():
-            return self._places.get(node._sequence_nr(), "the backward pass")
-        place = _pattern(self.names.get(self._innermost(), "")) or self.root
-        self._places[torch.autograd._get_sequence_nr() - 1] = place
-        return place
+    def _name(self, module: nn.Module | None) -> str:
+        return (self.names.get(module) if module is not None else None) or self.root
+
+
+@dataclass
+class _Node:
+    """A node of the autograd graph that was created outside of rounded products.
+
+    Attributes:
+        module: The module that created it.
+        gradients: The gradients of the operands that it computes, in the order in which it computes them.
+    """
+
+    module: nn.Module | None
+    gradients: list[str]
+
+    def next_gradients(self, operator: str, args: Sequence[Any]) -> list[str]:
+        """Return the gradients that the next operator of this node computes."""
+        if operator == "aten.convolution_backward":
+            return [product for product, computed in zip(_GRADIENTS, args[10], strict=False) if computed]
+        if len(self.gradients) < 2 or operator not in ("aten.mm", "aten.bmm"):
+            return self.gradients or list(_GRADIENTS)
+        return [self.gradients.pop(0)]
 
 
 def _part_of(module: nn.Module | None, arithmetic: Arithmetic) -> str | None:
@@ -331,12 +397,8 @@ def _pattern(name: str) -> str:
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
 
 
-def _joined(formats: Sequence[str]) -> str:
-    return " x ".join(dict.fromkeys(sorted(formats, key=lambda name: (name == FLOAT32, name))))
-
-
-def _dtype_name(x: Tensor) -> str:
-    return _DTYPE_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+def _sorted(a: str, b: str) -> tuple[str, str]:
+    return (a, b) if a <= b else (b, a)
 
 
 # ---- operators
@@ -358,7 +420,7 @@ def _linear(args: Sequence[Any], _: Any) -> int:
 
 
 def _grouped(args: Sequence[Any], _: Any) -> int:
-    """Return the multiply-accumulates of a grouped product. A 2-D operand holds the rows or columns of all groups."""
+    """Return the multiply-accumulates of a grouped product. A 2-D operand has the rows or columns of all groups."""
     a, b = args[:2]
     return (a[0] if (a.dim(), b.dim()) == (3, 2) else a).numel() * b.shape[-1]
 
@@ -432,7 +494,7 @@ _UNCOUNTED = re.compile(
 
 
 def _multiplies(operator: str) -> bool:
-    """Return whether an operator without a formula multiplies, as far as its name tells."""
+    """Return whether the name of an operator without a formula suggests that it multiplies matrices."""
     return _UNCOUNTED.fullmatch(operator) is not None
 
 

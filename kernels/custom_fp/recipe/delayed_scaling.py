@@ -31,11 +31,11 @@ from custom_fp.recipe.quantization_spec import QuantizationSpec
 
 
 class History:
-    """The largest magnitudes of one operand.
+    """The history of the largest magnitudes of one operand.
 
     Attributes:
-        values: The largest magnitudes of the last steps, float32, the latest first.
-        seen: The largest magnitude of the current step so far, 0-d.
+        values: The largest magnitudes of the last steps as float32, the latest one first.
+        seen: The largest magnitude of the current step so far (0-d).
     """
 
     def __init__(self, length: int) -> None:
@@ -87,7 +87,7 @@ class Delayed:
         return _StraightThrough.apply(x, self)
 
     def quantize(self, x: Tensor) -> Tensor:
-        """Return the rounded tensor, detached."""
+        """Return the rounded tensor, without a gradient."""
         x = x.detach()
         self.history.to(x.device)
         amax = self.history.record(x) if self.records else self.history.amax(largest_magnitude(x))
@@ -171,7 +171,7 @@ class Histories:
         roll(self.by_operand.values())
 
     def follow_optimizers(self) -> None:
-        """End a step whenever a torch.optim optimizer that updates a parameter of an owner has made a step."""
+        """From now on, end a step after each step of a torch.optim optimizer that updates an owner's parameters."""
         self.follows_optimizers = True
         _watch_optimizers()
         _following[next(_numbers)] = self

@@ -24,7 +24,7 @@ KEYS = (
     *("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history"),
     *("aps", "kahan", "optional"),
 )
-SHORT_FORMS = {  # a key that is short for a rule for all modules -> the role of that rule
+SHORT_FORMS = {  # short key -> the role of the rule for all modules that the key stands for
     "weights": "parameter",
     "activations": "activation",
     "errors": "error",
@@ -58,13 +58,13 @@ def read_rule(typed: str, given: Any) -> Rule:
     for key in ("modules", "role", "format"):
         if key not in given:
             raise ValueError(f"{typed}: {key} is missing")
-    modules = _listed(given["modules"])
+    modules = _as_list(given["modules"])
     if not modules or not all(isinstance(pattern, str) for pattern in modules):
         raise ValueError(
             f"{typed}.modules={given['modules']}: must be a pattern, such as 'blocks.*', or a list of patterns"
         )
     roles = _several_of(f"{typed}.role", given["role"], ROLES)
-    products = () if given.get("product") is None else _listed(given["product"])
+    products = () if given.get("product") is None else _as_list(given["product"])
     for product in products:
         allowed = dict.fromkeys(p for role in roles for p in ROLES[role])
         if product not in allowed:
@@ -203,13 +203,13 @@ def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Rounding))
 
 
 def _several_of(key: str, given: Any, allowed: Iterable[str]) -> tuple[str, ...]:
-    values = _listed(given)
+    values = _as_list(given)
     if not values:
         raise ValueError(f"{key}={given}: choose one or several of {', '.join(allowed)}")
     return tuple(one_of(key, value, allowed) for value in values)
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 

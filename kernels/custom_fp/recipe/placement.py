@@ -7,7 +7,7 @@ matches any part of the model, the model is not changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -97,19 +97,38 @@ class Placement:
         for activation in self.activations:
             activation.update(self.rules, phase)
 
-    def check_called(self) -> None:
-        """Raise ValueError if a rule selects only attention that was not called. Call this after the model has run."""
-        used = set()
+    def check_called(self, never_called: Collection[str] = ()) -> None:
+        """Raise ValueError if the model calls nothing that a rule selects. Call this after the model.
+
+        Args:
+            never_called: The names of layers that rules select but that the model did not call (coverage.py). Calls of
+                attention are known without it.
+        """
+        used: set[Rule] = set()
+        unused: dict[Rule, list[Layer]] = {}
         for module, layer in self.placed:
-            attention: Any = module.__dict__.get("attention_products")
-            if layer not in self.attention or attention.called:
-                used.update(self._deciding_rules(layer))
-        for rule in dict.fromkeys(rule for layer in self.attention for rule in self._deciding_rules(layer)):
-            if rule not in used and not rule.optional:
+            if layer in self.attention:
+                attention: Any = module.__dict__.get("attention_products")
+                was_called = attention.called
+            else:
+                was_called = layer.names[0] not in never_called
+            for rule in self._deciding_rules(layer):
+                if was_called:
+                    used.add(rule)
+                else:
+                    unused.setdefault(rule, []).append(layer)
+        for rule, layers in unused.items():
+            if rule in used or rule.optional:
+                continue
+            if all(layer in self.attention for layer in layers):
                 raise ValueError(
-                    f"{rule.typed}: no module that the rule selects calls scaled_dot_product_attention; attention that "
-                    "is written out in matrix products stays in float32"
+                    f"{rule.typed}: no module that it selects calls scaled_dot_product_attention; attention that is "
+                    "implemented as separate matrix products stays in float32"
                 )
+            raise ValueError(
+                f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; a "
+                "weight that is passed to a function, as in F.linear(x, layer.weight), is not rounded"
+            )
 
     def _deciding_rules(self, layer: Layer) -> list[Rule]:
         pairs = [(role, product) for role, products in ROLES.items() for product in products]
@@ -157,7 +176,7 @@ class Placement:
         return {key: history.values for key, history in self.histories.by_operand.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load histories that `state_dict` returned."""
+        """Load the histories that `state_dict` returned."""
         for key, values in state.items():
             self.histories.by_operand[key].values = values.clone()
 

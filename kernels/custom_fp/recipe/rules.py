@@ -93,7 +93,7 @@ class Rule:
         return any(layer.takes(role) and self.matches(layer, role) for role in self.roles)
 
     def applies(self, role: str, product: str | None, step: int) -> bool:
-        """Return whether the rule rounds this role in this product at this step."""
+        """Return whether the rule applies to this role in this product at this step."""
         in_time = self.first <= step and (self.end is None or step < self.end)
         of_product = not self.products or product in self.products
         return role in self.roles and of_product and in_time
@@ -157,18 +157,10 @@ class Rules:
         rule = self.deciding_rule(layer, role, product, step)
         return None if rule is None else rule.rounding
 
-    def operand_rounding(
-        self, layer: Layer, role: str, product: str, step: int = 0
-    ) -> QuantizationSpec | None:
-        """Return the rounding of an operand of a product.
-
-        Without a rule for the operand, this is the rounding of the activation, parameter or error that it is read from.
-        """
-        for of, of_product in ((role, product), (STORED[role], None)):
-            takes = layer.takes(of) and (of_product is None or of_product in layer.products(of))
-            if takes and (rounding := self.rounding_for(layer, of, of_product, step)):
-                return rounding
-        return None
+    def stored_rounding(self, layer: Layer, role: str, step: int = 0) -> QuantizationSpec | None:
+        """Return the rounding of the activation, parameter or error that an operand of this role is read from."""
+        stored = STORED[role]
+        return self.rounding_for(layer, stored, None, step) if layer.takes(stored) else None
 
     def typed_for(self, roles: Sequence[str]) -> str:
         """Return text for an error message that names the rules by which one of these roles is rounded."""

@@ -3,9 +3,9 @@
 formats/scaled_format.py defines the results. Compiled code rounds the elements if it is available (elements.py), so
 formats without their own kernels are fast, too.
 
-The compiled backends give the same bits. They inherit from `ScaledReference`, which calls their kernels and uses
-PyTorch if they have none. Inputs are rounded to float32 first. A tensor without elements has no blocks, but it can have
-a scale of the whole tensor.
+The compiled backends give bit-identical results. A backend is a subclass of `ScaledReference`, which calls the kernels
+of the backend where they exist, and otherwise uses PyTorch. Inputs are rounded to float32 first. A tensor without
+elements has no blocks, but it can have a scale of the whole tensor.
 
 Shapes: B blocks of K elements, in the order of the scales. Blocks at an edge are filled up with zeros.
 """
@@ -183,7 +183,7 @@ class ScaledReference:
         out.copy_(join_codes(codes_n, bits))
 
     def split(self, data: Tensor, n: int, bits: int) -> Tensor:
-        """Return the first n codes of dense bytes."""
+        """Return the first n codes of k bits that are packed in dense bytes."""
         return split_codes(data, n, bits).contiguous()
 
 

@@ -18,14 +18,14 @@ MOST_CELLS = 1 << 13  # the largest number of cells
 
 @dataclass(frozen=True)
 class Search:
-    """The members of `CodebookTables` in csrc/scaled/codebook.h, on a device."""
+    """The tensors for the members of the C++ struct `CodebookTables` (csrc/scaled/codebook.h), on one device."""
 
     cells: tuple[Tensor, ...]  # thresholds, values, codes
     sizes: tuple[int, int, int]  # shift, first, half
     ascending: tuple[Tensor, ...]  # thresholds, values, codes
 
     def addresses(self, number: Callable[[int], Any]) -> list[Any]:
-        """Return the arguments of the compiled functions. `number` converts each size."""
+        """Return the arguments for the compiled functions. `number` converts the sizes to the required type."""
         first, last = ([x.data_ptr() for x in tensors] for tensors in (self.cells, self.ascending))
         return [*first, *map(number, self.sizes), *last]
 
@@ -57,7 +57,8 @@ def _cells(thresholds: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 
     Returns:
         The number of thresholds below the start and below the end of each cell, of shape (cells, 2), and the sizes
-        (shift, first, half) of csrc/scaled/codebook.h. If more than MOST_CELLS would be needed, there are no cells.
+        (shift, first, half) of csrc/scaled/codebook.h. If more than MOST_CELLS would be needed, the shape is
+        (0, 2).
     """
     magnitudes = thresholds.abs()
     smallest = _bits(magnitudes[magnitudes > 0].min())

@@ -34,7 +34,7 @@ def lifts_of(halves: list[_Half], has_negative_zero: bool) -> np.ndarray:
         1,
         2,
     ):  # try the ulp that the number of steps suggests, then ulps that are 2 and 4 times as large
-        found = _right_lifts(halves, steps, extra, has_negative_zero)
+        found = _correct_lifts(halves, steps, extra, has_negative_zero)
         lifts = np.where(lifts == _NAN, found, lifts)
     is_lifted = lifts != _NAN
     if 4 * steps[is_lifted].sum() < steps.sum() or not steps[is_lifted].any():
@@ -51,7 +51,7 @@ def _binade(magnitudes: np.ndarray) -> np.ndarray:
     return (magnitudes + 0x7FFFFF) >> 23
 
 
-def _right_lifts(halves: list[_Half], steps: np.ndarray, extra: int, has_negative_zero: bool) -> np.ndarray:
+def _correct_lifts(halves: list[_Half], steps: np.ndarray, extra: int, has_negative_zero: bool) -> np.ndarray:
     """Return the constant to add in each binade, as float32 bits, or NaN if this does not round correctly.
 
     The constant must also be correct just above the binade, because a product may have been rounded down to the end of

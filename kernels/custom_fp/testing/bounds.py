@@ -35,10 +35,10 @@ from custom_fp.rounding import Rounding
 from custom_fp.testing import orders
 from custom_fp.testing.problem import Place, Problem
 
-_TERMS = 1 << 17  # number of terms that are processed together, chosen to fit in the cache
+_TERMS_TOGETHER = 1 << 17  # number of terms that are processed together, chosen to fit in the cache
 _NEAREST = (Rounding.NEAREST_EVEN, Rounding.NEAREST_AWAY)
-_KAHAN = 6  # the most roundings that Kahan summation performs for each term
-_STEPS = 12  # the most iterations when the bounds of the partial sums are computed
+_KAHAN_ROUNDINGS = 6  # the most roundings that Kahan summation performs for each term
+_MOST_ITERATIONS = 12  # the most iterations when the bounds of the partial sums are computed
 
 
 class Bounds(NamedTuple):
@@ -70,7 +70,7 @@ class Bounds(NamedTuple):
 
 def bounds(problem: Problem, z: Tensor, row: Tensor, column: Tensor) -> Bounds:
     """Return the intervals of E elements, which are given by their batch index z, row and column, of shape (E,)."""
-    step = max(1, _TERMS // max(problem.depth, problem.how.block))
+    step = max(1, _TERMS_TOGETHER // max(problem.depth, problem.how.block))
     exponents = _exponents(problem)
     grids = _grid(problem.a), _grid(problem.bt)
     parts = []
@@ -109,7 +109,7 @@ class _Elements:
 
     def __init__(self, problem: Problem, place: Place, exponents: tuple | None, grids: tuple):
         self.problem, self.place = problem, place
-        how: Any = problem.how  # typed as Any, because its constructor has replaced names by formats
+        how: Any = problem.how  # typed as Any, because the Accumulator has replaced the names with formats
         self.how, depth = how, problem.depth
         z, row, column = place
         a, b = problem.a[z, row].double(), problem.bt[z, column].double()
@@ -174,17 +174,18 @@ class _Elements:
         largest = largest * 1.01
         errors = _rounding_errors(how, above, below, self.grid[:, None])
         guess = count * (
-            sum(errors) + _above(_spacing(torch.maximum(above, below), FP32), self.grid[:, None])
+            sum(errors)
+            + _spacing_unless_exact(_spacing(torch.maximum(above, below), FP32), self.grid[:, None])
         )
         top, bottom = (torch.where(x > 0, x + guess, x) for x in (above, below))
-        for step in range(_STEPS):
+        for step in range(_MOST_ITERATIONS):
             neg, pos = self.errors_within(top, bottom)
             is_bound = (above + pos <= top) & (below + neg <= bottom) | (
                 torch.minimum(top, bottom) >= largest
             )
             if is_bound.all():
                 break
-            if step == _STEPS - 2:
+            if step == _MOST_ITERATIONS - 2:
                 top, bottom = (torch.where(is_bound, x, largest) for x in (top, bottom))
                 continue
             grow = 1 + 2.0**-20 if step < 4 else 1.125
@@ -204,7 +205,7 @@ class _Elements:
         own = self.magnitudes * _growth(how, how.block) + self.product_error
         first_neg, first_pos = _rounding_errors(how, own, own, grid)
         if self.is_split:
-            joined = _above(_spacing(largest[..., None], FP32), grid) / 2
+            joined = _spacing_unless_exact(_spacing(largest[..., None], FP32), grid) / 2
             first_neg, first_pos = first_neg + joined, first_pos + joined
         neg, pos = torch.maximum(neg, first_neg), torch.maximum(pos, first_pos)
         cut_neg, cut_pos = self.cut_off(largest)
@@ -212,7 +213,7 @@ class _Elements:
         if how.order is Order.PAIRWISE and how.block > 1:
             inside = inside + (how.block - 1) * _rounding_errors(how, own, own, grid)[0]
         if how.kahan:
-            neg, pos = _KAHAN * torch.maximum(neg, pos), _KAHAN * torch.maximum(neg, pos)
+            neg, pos = _KAHAN_ROUNDINGS * torch.maximum(neg, pos), _KAHAN_ROUNDINGS * torch.maximum(neg, pos)
         is_there = self.magnitudes > 0
         neg, pos = ((x + cut + inside) for x, cut in ((neg, cut_neg), (pos, cut_pos)))
         if how.width is None:  # adding zeros changes nothing
@@ -231,15 +232,15 @@ class _Elements:
         terms = self.p
         if how.group > 1:
             terms = terms.unflatten(-1, (-1, how.group)).sum(-1)
-        down, up = _lost(terms, unit)
+        down, up = _truncation_loss(terms, unit)
         of_acc = power_of_two(own - how.width if how.width >= _mantissa(how.sum) else unit)
-        of_acc = torch.minimum(_above(of_acc, self.grid[:, None, None]), largest[..., None])
+        of_acc = torch.minimum(_spacing_unless_exact(of_acc, self.grid[:, None, None]), largest[..., None])
         return down + of_acc, up + of_acc
 
     def cut_off_joined(self, own: Tensor, of_sum: Tensor) -> tuple[Tensor, Tensor]:
         how = self.how
         bits, bits_of_acc = how.join
-        down, up = _lost(
+        down, up = _truncation_loss(
             self.p, own - how.width
         )  # with how.split, parts are aligned at this exponent or below
         down = down + (how.split if how.split > 1 else 0) * power_of_two(own - how.width)
@@ -258,11 +259,11 @@ class _Elements:
         relative = 2.0 ** -_mantissa(fmt)
         within = (within + count * _spacing(torch.zeros_like(within), fmt)) * (1 + relative) ** count
         grid = self.grid if self.problem.group_scales is None else torch.zeros_like(self.grid)
-        error = count * _above(_spacing(within, fmt), grid) / 2
+        error = count * _spacing_unless_exact(_spacing(within, fmt), grid) / 2
         error = (
             error * ((count - 1) / count)
             if fmt.is_fp32
-            else error * 2 + count * _above(_spacing(within, FP32), grid)
+            else error * 2 + count * _spacing_unless_exact(_spacing(within, FP32), grid)
         )
         over = within > fmt.max
         return low.sum(-1) - error, high.sum(-1) + error, over
@@ -307,7 +308,7 @@ def _blocked(x: Tensor, segment: int, block: int, fill: float = 0) -> Tensor:
     return cut(cut(x, segment), block)
 
 
-def _lost(terms: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+def _truncation_loss(terms: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     """Return how much terms (..., T) lose downwards and upwards if digits below 2**unit (...) are cut off."""
     rest = terms * power_of_two(-unit)[..., None]
     rest -= rest.trunc()
@@ -345,7 +346,7 @@ def _spacing(x: Tensor, fmt: Any) -> Tensor:
     return gaps[index.clamp(0, len(gaps) - 1)]
 
 
-def _above(spacing: Tensor, grid: Tensor) -> Tensor:
+def _spacing_unless_exact(spacing: Tensor, grid: Tensor) -> Tensor:
     """Return the spacing if it is wider than the grid of all terms, and 0 otherwise, since such sums are exact."""
     return torch.where(spacing <= grid, 0.0, spacing)
 
@@ -354,9 +355,11 @@ def _rounding_errors(how: Any, top: Tensor, bottom: Tensor, grid: Tensor) -> tup
     """Return how far one rounding can lower and raise a sum between -bottom and top."""
     largest = torch.maximum(top, bottom)
     if how.rounding == Rounding.TOWARD_ZERO and isinstance(how.sum, Format):
-        neg, pos = (torch.where(x > 0, _above(_spacing(x, how.sum), grid), 0.0) for x in (top, bottom))
+        neg, pos = (
+            torch.where(x > 0, _spacing_unless_exact(_spacing(x, how.sum), grid), 0.0) for x in (top, bottom)
+        )
     else:
-        spacing = _above(_spacing(largest, how.sum), grid)
+        spacing = _spacing_unless_exact(_spacing(largest, how.sum), grid)
         is_half = how.rounding in _NEAREST and isinstance(how.sum, Format)
         neg = pos = spacing / 2 if is_half else spacing
     if how.flush:

@@ -17,9 +17,9 @@ from custom_fp.testing.failure import Cause, Failure, cause_lines
 from custom_fp.testing.problem import Problem, equal_parts
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
-_ENOUGH = 0.9
+_ENOUGH_SHARE = 0.9
 """The search ends at a cause that reproduces at least this share of the wrong elements."""
-_LEAST = 0.5
+_LEAST_SHARE = 0.5
 """A cause is reported only if it reproduces at least this share of the wrong elements."""
 
 
@@ -30,9 +30,9 @@ def explain(failure: Failure) -> Cause | None:
         for cause in family(failure):
             if best is None or cause.share > best.share + 1e-9:
                 best = cause
-        if best is not None and best.share >= _ENOUGH:
+        if best is not None and best.share >= _ENOUGH_SHARE:
             break
-    return best if best is not None and best.share >= _LEAST else None
+    return best if best is not None and best.share >= _LEAST_SHARE else None
 
 
 def special_values(failure: Failure) -> Iterator[Cause]:
@@ -78,7 +78,7 @@ def roundings(failure: Failure) -> Iterator[Cause]:
         fmt = Format.parse(name)
         if fmt != output:
             text = f"the result was rounded to {name}"
-            if not _is_part(fmt, output):
+            if not _is_subformat(fmt, output):
                 text = f"{text} before it was rounded to {output} (double rounding)"
             yield failure.of_ends(text, partial(rounded_twice, fmt=fmt))
 
@@ -205,7 +205,7 @@ def sums(failure: Failure) -> Iterator[Cause]:
         yield failure.of_window(text, orders.epilogues(window, total)[0])
 
 
-def _is_part(fmt: Format, output: Format) -> bool:
+def _is_subformat(fmt: Format, output: Format) -> bool:
     return fmt.mantissa_bits <= output.mantissa_bits and fmt.emin >= output.emin and fmt.emax <= output.emax
 
 
@@ -230,7 +230,7 @@ def failure_message(problem: Problem, check: Check, sampled: bool) -> str:
         "",
         f"Mismatched elements: {wrong} / {total} ({100 * wrong / total:.1f}%)"
         + (" of the sampled elements" if sampled else "")
-        + _where(problem, check),
+        + _location(problem, check),
         f"Worst element: {got[worst].item():.9g} at index {place}, {_units(distance[worst].item(), problem.dtype)}",
         f"Expected there: {_interval(low[worst].item(), high[worst].item())}",
     ]
@@ -263,7 +263,7 @@ def _interval(low: float, high: float) -> str:
     return f"{low:.9g}" if low == high or low != low else f"{low:.9g} to {high:.9g}"
 
 
-def _where(problem: Problem, check: Check) -> str:
+def _location(problem: Problem, check: Check) -> str:
     """Return text that names the rows and columns of the mismatches, or "" if they span the whole matrix."""
     parts = []
     for name, index, places in zip(("rows", "columns"), check.places[1:], problem.places[1:], strict=True):

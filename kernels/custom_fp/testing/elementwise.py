@@ -13,7 +13,7 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.testing.failure import Cause, cause_lines
 
-_LEAST = 0.5
+_LEAST_SHARE = 0.5
 
 
 def check_quantize(
@@ -83,7 +83,7 @@ def _message(
         Cause(text, matches[wrong].double().mean().item()) for text, matches in _causes(got, x, fmt, rule)
     ]
     best = max(causes, key=lambda cause: cause.share)
-    return "\n".join([*lines, *cause_lines(best if best.share >= _LEAST else None)])
+    return "\n".join([*lines, *cause_lines(best if best.share >= _LEAST_SHARE else None)])
 
 
 def _steps(got: float, expected: float, fmt: NumberFormat) -> str:

@@ -13,8 +13,8 @@ from custom_fp.testing.bounds import bounds
 from custom_fp.testing.check import Check
 from custom_fp.testing.problem import Problem
 
-_SIDE = 48  # the most rows and columns of the window
-_MOST = 512  # the most elements on which a cause is scored
+_WINDOW_SIDE = 48  # the most rows and columns of the window
+_MOST_ELEMENTS = 512  # the most elements on which a cause is scored
 _FULL = 1 << 31  # the most multiplications for which the product of the whole matrix is computed
 
 
@@ -42,10 +42,10 @@ class Failure:
         self.batch = int(z[worst])
         same = (z == self.batch).nonzero()[:, 0]
         mixed = same[torch.randperm(len(same), generator=torch.Generator().manual_seed(0))]
-        picked = torch.cat([torch.tensor([worst]), mixed[:_MOST]])
-        rows, columns = (_first_values(index[picked], _SIDE) for index in (row, column))
+        picked = torch.cat([torch.tensor([worst]), mixed[:_MOST_ELEMENTS]])
+        rows, columns = (_first_values(index[picked], _WINDOW_SIDE) for index in (row, column))
         is_in = torch.isin(row[mixed], rows) & torch.isin(column[mixed], columns)
-        chosen = mixed[is_in][:_MOST]
+        chosen = mixed[is_in][:_MOST_ELEMENTS]
         self.window = problem.select(torch.tensor([self.batch]), rows, columns)
         self.row, self.column = row[chosen], column[chosen]
         self.place = z[chosen], self.row, self.column
@@ -142,5 +142,5 @@ class Failure:
 
 
 def _first_values(index: Tensor, count: int) -> Tensor:
-    """Return the first `count` distinct values, sorted."""
+    """Return the first `count` distinct values that occur, in ascending order."""
     return torch.tensor(sorted(list(dict.fromkeys(index.tolist()))[:count]))

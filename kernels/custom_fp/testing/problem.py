@@ -271,7 +271,9 @@ def _parts(k_split: Any, depth: int, unit: int) -> tuple[int, ...] | None:
         return equal_parts(k_split, depth, unit)
     if isinstance(k_split, tuple | list) and k_split and all(isinstance(n, int) and n > 0 for n in k_split):
         if sum(k_split) != depth:
-            raise ValueError(f"the parts in k_split have {sum(k_split)} terms together, but a has {depth}")
+            raise ValueError(
+                f"the parts in k_split have {sum(k_split)} terms together, but a has {depth} terms"
+            )
         if any(n % unit for n in k_split[:-1]):
             raise ValueError(
                 f"k_split is {k_split}; every part but the last must be a multiple of {unit} terms"

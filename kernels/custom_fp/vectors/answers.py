@@ -114,7 +114,7 @@ def _unpack(data: Tensor, fmt: NumberFormat, shape: Sequence[int]) -> list[int]:
 
 
 def _split(data: Tensor, fmt: NumberFormat, shape: tuple[int, ...]) -> Row:
-    """Return the parts of packed bytes by name: tensor_scale, scales, zero_points and codes, in this order."""
+    """Split packed bytes into a dict with the keys tensor_scale, scales, zero_points and codes, in this order."""
     count, start = fmt.layout(shape).scales, 0
     found: Row = {}
     parts = (

@@ -15,7 +15,9 @@ from custom_fp.formats.protocol import NumberFormat
 from custom_fp.vectors.floats import INFINITY, LARGEST, NAN, SIGN, around, bits_of, value_of
 
 Case = tuple[str, list[int]]
-WHOLE_TENSOR = 32  # the number of values if a block is the whole tensor, or one of its rows or columns
+WHOLE_TENSOR = (
+    32  # the number of values in a test tensor that is one block, or whose rows or columns are blocks
+)
 # log2 of the scales under which all boundaries of the elements are tested
 OCTAVES = (0, -3, 6, -40, 40, -120, 100)
 BINADES = (

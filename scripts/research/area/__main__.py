@@ -14,13 +14,13 @@ static CMOS gates of
     add            Q(c + d), in the accumulator's format
     mac            Q(c + Q(a b)), the unit in which the multiply-accumulates of a training step are counted
 
-as described by mac_verilog.py. The gates of each mac are then evaluated (netlist.py) for every combination of inputs,
-or for 2^20 random combinations if there are more than 2^24; half of the random ones nearly cancel. The results are
-compared bit for bit with custom_fp.quantize of the float64 results. A row with a difference is not written. The column
-`cases` has the number of combinations.
+mac_verilog.py describes these units. The gates of each mac are then evaluated (netlist.py) for every combination of
+inputs. If there are more than 2^24 combinations, 2^20 random ones are used, and in half of them, the two summands
+nearly cancel. The results are compared bit for bit with custom_fp.quantize of the float64 results. A row with a
+difference is not written. The column `cases` contains the number of combinations.
 
-This is not a placed and routed chip: there is no clock, no pipeline, no wiring and no buffers, and the area of a cell
-is its number of transistors. The table is meant for ratios between formats.
+The numbers do not describe a placed and routed chip: there is no clock, no pipeline, no wiring and no buffers, and the
+area of a cell is its number of transistors. Use the table only for ratios between formats.
 """
 
 import argparse
@@ -70,7 +70,7 @@ RECIPE = "synth -flatten -top unit; stat -tech cmos"
 
 
 def transistors(verilog: str, netlist: Path | None = None) -> int:
-    """Of the module `unit`; its gates as JSON into a file, where one is named."""
+    """Return the number of transistors of the module `unit`. If `netlist` is given, write its gates to it as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         source, statistics = Path(folder, "unit.v"), Path(folder, "stat.txt")
         source.write_text(verilog, encoding="utf-8")
@@ -82,7 +82,11 @@ def transistors(verilog: str, netlist: Path | None = None) -> int:
 
 
 def checked_mac(a: Format, b: Format, accumulator: Format) -> tuple[int, int]:
-    """Transistors of the unit, and for how many inputs its gates were compared. SystemExit where one differs."""
+    """Return the number of transistors of the unit, and the number of inputs for which its gates were compared.
+
+    Raises:
+        SystemExit: A result differs.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "unit.json")
         count, gates = transistors(mac_verilog.mac(a, b, accumulator), file), Netlist(file)
@@ -100,7 +104,7 @@ def checked_mac(a: Format, b: Format, accumulator: Format) -> tuple[int, int]:
 
 
 def expected(a: Format, b: Format, accumulator: Format, codes: dict[str, np.ndarray]) -> np.ndarray:
-    """Return Q(c + Q(a b)) by custom_fp, in float64.
+    """Return Q(c + Q(a b)), computed in float64 with custom_fp.
 
     The product of two significands of up to 24 bits is exact in float64. A sum of two values of up to 24 bits that is
     rounded to 53 bits and then to 24 equals one that is rounded once (Figueroa, SIGNUM 1995: 53 >= 2 * 24 + 2).
@@ -114,7 +118,10 @@ def product_of(a: Format, b: Format, accumulator: Format, codes: dict[str, np.nd
 
 
 def inputs(a: Format, b: Format, accumulator: Format) -> dict[str, np.ndarray]:
-    """Return codes of a, b and c, shape (n,) and uint64: all of them, or random ones, half with c near -Q(a b)."""
+    """Return codes of a, b and c, of shape (n,) and dtype uint64.
+
+    These are all combinations of codes, or random ones. In half of the random ones, c is near -Q(a b).
+    """
     sizes = a.bits, b.bits, accumulator.bits
     if sum(sizes) <= ALL_CASES.bit_length() - 1:
         every = np.arange(2 ** sum(sizes), dtype=np.uint64)
@@ -136,12 +143,12 @@ def inputs(a: Format, b: Format, accumulator: Format) -> dict[str, np.ndarray]:
 
 
 def same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return where values are equal, including the signs of zeros. All NaN are equal."""
+    """Return a mask of the equal values. Zeros with different signs are not equal, and all NaN are equal."""
     return (x == y) & (np.signbit(x) == np.signbit(y)) | np.isnan(x) & np.isnan(y)
 
 
 def _signed(codes: np.ndarray, fmt: Format) -> torch.Tensor:
-    """Return codes in the dtype that custom_fp.decode takes."""
+    """Return codes in the dtype that custom_fp.decode requires."""
     kind = custom_fp.encode(torch.zeros(1), fmt).numpy().dtype
     return torch.from_numpy(codes.astype(f"u{kind.itemsize}").view(kind))
 
@@ -161,7 +168,7 @@ def _add(accumulator: Format) -> int:
 
 
 def row(a: str, b: str, accumulator: str) -> dict[str, object]:
-    """Return a row of the table. The narrower operand is a."""
+    """Return a row of the table. In the row, operand a is the narrower of the two formats."""
     if a.startswith("int"):
         return _row_of_integers(a, b, accumulator)
     narrow, wide = sorted((Format.parse(a), Format.parse(b)), key=lambda fmt: (fmt.bits, fmt.name))
@@ -207,7 +214,10 @@ def version() -> str:
 
 
 def read() -> tuple[str, list[dict[str, object]]]:
-    """Return the first line of the table, which says what made it, and its rows; both empty if there is no table."""
+    """Return the first line of the table, which describes how it was made, and its rows.
+
+    If there is no table, both are empty.
+    """
     if not TABLE.exists():
         return "", []
     first, *lines = TABLE.read_text(encoding="utf-8").splitlines()

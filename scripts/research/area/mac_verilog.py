@@ -1,4 +1,4 @@
-"""Write the Verilog of a multiplier, an adder and a multiply-accumulate unit without state, whose gates Yosys counts.
+"""Generate the Verilog of a multiplier, an adder and a multiply-accumulate unit without state. Yosys counts the gates.
 
     multiply   q = Q(a b)            mac   r = Q(c + Q(a b))            add   r = Q(c + d)
 
@@ -186,7 +186,7 @@ def _sum(c: str, d: str, fmt: Format) -> list[str]:
         f"wire [{S - 1}:0] t_r = {shift};",
         *_shift_right("t_j", "t_e", K + 3, "t_r", S, jam=True),
         f"wire [{size - 1}:0] s_a = {{1'b0, s_m, 3'b0}} + ({{1'b0, t_j}} ^ {{{size}{{s_t}}}}) + s_t;",
-        # Normalize: one to the right after a carry, else to the left, but not further than to a subnormal.
+        # Normalize. After a carry, shift right by one bit. Otherwise, shift left, but stop if the result is subnormal.
         f"wire [{size - 2}:0] s_b = s_a[{size - 2}:0];",
         *_leading_zeros("s_z", "s_b", size - 1),
         f"wire [{E - 1}:0] s_y = s_f - 1;",
@@ -221,21 +221,21 @@ def _cut(x: str, size: int, to: int) -> str:
 
 
 def _increment(x: str, size: int, M: int) -> str:
-    """Return whether x, of which the top K bits remain, is rounded up: ties to even, or away if M = 0."""
+    """Return the bit that is 1 if x is rounded up to its top K bits: ties to even, or away from zero if M = 0."""
     guard, rest = f"{x}[{size - 2 - M}]", f"|{x}[{size - 3 - M}:0]"
     return f"({guard} & ({rest} | {x}[{size - 1 - M}]))" if M else guard
 
 
 def _nan(fmt: Format) -> str:
-    if not fmt.has_nan:  # then infinity stands for it
+    if not fmt.has_nan:  # Infinity is then used instead of NaN.
         return f"{{{fmt.exponent_bits + fmt.mantissa_bits}{{1'b1}}}}"
     return f"{fmt.exponent_bits + fmt.mantissa_bits}'d{fmt.nan_code}"
 
 
 def _leading_zeros(name: str, x: str, size: int) -> list[str]:
-    """Return the lines of wire `name`, the number of zeros before the first one in x. Any count if x is 0.
+    """Return the lines of wire `name`, the number of leading zeros of x. If x is 0, the number is arbitrary.
 
-    The bits are halved again and again. Whether the upper half is 0 is a bit of the count.
+    The bits are halved repeatedly. In each step, one bit of the count is whether the upper half is 0.
     """
     Z = (size - 1).bit_length()
     lines, bits = [f"wire [{(1 << Z) - 1}:0] {name}_{Z} = {_followed(x, (1 << Z) - size)};"], []
@@ -253,7 +253,7 @@ def _followed(x: str, ones: int) -> str:
 
 
 def _shift_right(name: str, x: str, size: int, by: str, bits: int, jam: bool) -> list[str]:
-    """Return the lines of wire `name`, x shifted right. With `jam`, its last bit includes the bits that are cut off."""
+    """Return the lines of wire `name`, x shifted right. With `jam`, its last bit includes the discarded bits."""
     lines, last = [], x
     for k in range(bits):
         step, here = 1 << k, f"{name}_{k}"
@@ -271,5 +271,5 @@ def _wide(x: str, size: int, to: int) -> str:
 
 
 def _fit(x: str, size: int, to: int) -> str:
-    """Return x with `to` bits. Bits that are cut off are known to be 0."""
+    """Return x with `to` bits. Discarded bits are known to be 0."""
     return _wide(x, size, to) if size <= to else f"{x}[{to - 1}:0]"

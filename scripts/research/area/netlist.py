@@ -1,6 +1,6 @@
-"""Evaluate a netlist of Yosys's gates for many inputs at once, 64 of them in each word of a numpy array.
+"""Evaluate a netlist of Yosys's gates for many inputs at once. Each word of a numpy array contains 64 inputs.
 
-So the checks apply to what is counted, the gates after synthesis, and not to the Verilog.
+The checks therefore apply to the gates after synthesis, which are counted, and not only to the Verilog.
 """
 
 import json
@@ -30,7 +30,7 @@ GATES = {
 
 
 class Netlist:
-    """The only module of a file by `write_json`. Gates are sorted so that the inputs of each are known."""
+    """The single module in a file that Yosys's `write_json` wrote. Gates are sorted so that they can be evaluated."""
 
     def __init__(self, file: Path):
         (module,) = json.loads(file.read_text(encoding="utf-8"))["modules"].values()
@@ -83,7 +83,7 @@ def _in_order(cells: list[dict], known: list) -> list[tuple[str, list, int]]:
 
 
 def _slices(values: np.ndarray, bits: int) -> list[np.ndarray]:
-    """Return words with bit k of 64 values each, for each k."""
+    """Return, for each bit k, an array of words. Each word contains bit k of 64 values."""
     found = []
     for k in range(bits):
         packed = np.packbits(((values >> k) & 1).astype(np.uint8), bitorder="little")

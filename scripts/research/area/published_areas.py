@@ -1,9 +1,10 @@
 """Compare ratios of areas with published ones.
 
-Horowitz, "Computing's energy problem (and what we can do about it)", ISSCC 2014, with the areas of its units, TSMC 45
-nm, as in Gholami et al., "A Survey of Quantization Methods" (arXiv 2103.13630), figure 15. In square micrometers: 8-bit
-multiplier 282, 8-bit adder 36, 32-bit adder 137, 16-bit floating-point multiplier 1,640 and adder 1,360, 32-bit
-floating-point multiplier 7,700 and adder 4,184.
+Horowitz, "Computing's energy problem (and what we can do about it)", ISSCC 2014. The areas of the units (TSMC 45 nm)
+are those in figure 15 of Gholami et al., "A Survey of Quantization Methods" (arXiv 2103.13630). In square micrometers,
+they are: 8-bit multiplier 282, 8-bit adder 36, 32-bit adder 137, 16-bit floating-point multiplier 1,640 and adder
+1,360, 32-bit floating-point multiplier 7,700 and adder 4,184.
+
 Van Baalen et al., "FP8 versus INT8 for efficient deep learning inference" (arXiv 2303.17951), abstract and section 1:
 in dedicated hardware, FP8 is 50 to 180 % less efficient in area and energy than INT8, depending on format and
 accumulator.

@@ -1,1 +1,1 @@
-"""Judge what papers claim, from the stored values of this repository's runs. `make claims` writes the page."""
+"""Judge the claims of papers, based on the stored values of this repository's runs. `make claims` writes the page."""

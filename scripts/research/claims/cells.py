@@ -1,5 +1,7 @@
-"""Find the cells that a claim compares: each candidate with the baseline that equals it on all axes that the claim does
-not name."""
+"""Find the cells that a claim compares.
+
+A candidate is compared with the baseline that has the same values on all axes that the claim does not name.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +17,15 @@ from cpdrun.study.group import Group
 from cpdrun.study.grouping import make_groups
 
 Keys = Mapping[str, Any]
-NAMED_BY_VALUE = ("format", CASE, "recipe")  # axes whose values need no title
+NAMED_BY_VALUE = ("format", CASE, "recipe")  # the axes whose values are displayed without a title
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A candidate and its baseline. Both are None if no run of them is stored."""
+    """A candidate and its baseline. Both are None if their runs are not stored."""
 
     comparison: Comparison
-    cell: tuple[str, ...]  # the candidate in words, one per axis
+    cell: tuple[str, ...]  # the description of the candidate, with one text per axis
     candidate: Group | None = None
     baseline: Group | None = None
     source: str = ""
@@ -62,7 +64,7 @@ def _pairs(comparison: Comparison, values: Values) -> Iterator[Pair]:
 
 
 def matches(keys: Keys, wanted: Keys) -> bool:
-    """Return whether a cell has the wanted values; a list means any of its values, and a class matches by its name."""
+    """Return whether a cell has the wanted values. A list means any of its values. Classes are compared by name."""
     options = {axis: value if isinstance(value, list) else [value] for axis, value in wanted.items()}
     return all(axis in keys and any(_is(keys[axis], one) for one in options[axis]) for axis in wanted)
 
@@ -72,10 +74,10 @@ def _is(value: Any, wanted: Any) -> bool:
 
 
 def _shared_axes(comparison: Comparison, axes: Sequence[str], cells: Sequence[Keys]) -> list[str]:
-    """Return the axes on which candidate and baseline must agree: those that are not named.
+    """Return the axes that the claim does not name, on which candidate and baseline must have the same values.
 
-    How gradients are scaled is not compared, because one side may not scale them. A named case also determines other
-    axes, such as its format; those are not compared either.
+    The rule of scaling is not compared, because one side may not scale gradients. A named case also determines other
+    axes, such as its format, which are not compared either.
     """
     named = [axis for axis in axes if axis in {*comparison.candidate, *comparison.baseline}]
 
@@ -92,7 +94,7 @@ def _key(cell: Keys, axes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _describe(cell: Keys) -> tuple[str, ...]:
-    """Return the values of a cell in words: ("e3m0", "with APS", "order tree"); flags that are off are left out."""
+    """Return a description of a cell, such as ("e3m0", "with APS", "order tree"). Flags that are off are left out."""
     words = []
     for axis, value in cell.items():
         title = axis_title(axis).rpartition(".")[2]

@@ -21,7 +21,7 @@ class Paper:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Cells of a sweep, what they are compared with, and the bounds between which the comparison holds."""
+    """The candidates and baselines of a sweep to compare, and the bounds between which the comparison holds."""
 
     sweep: str
     candidate: dict[str, Any]
@@ -68,7 +68,7 @@ def read_claims(path: Path = CLAIMS) -> list[Claim]:
     """Return all claims in the order of the file.
 
     Raises:
-        ValueError: a claim lacks a key, or has an unknown or invalid one.
+        ValueError: A claim has a missing, unknown or invalid key.
     """
     claims = []
     for content in yaml.safe_load(path.read_text(encoding="utf-8")):

@@ -1,13 +1,15 @@
 """Judge claims: certified, refuted, open, counted or not run.
 
-Each comparison of a metric is judged by the evidence of searches and reports (`cpdrun.stats.evidence`), with the bound
-of the claim as the boundary. So runs may be added until a claim is settled. `cpdrun.stats.failures` says how failed
-runs count. Bytes are counted, which is arithmetic: a count inside the bounds is "counted", and one outside refutes.
+Each comparison of a metric is judged by the same evidence as in searches and reports (`cpdrun.stats.evidence`), with
+the bound of the claim as the boundary. Therefore, runs may be added until a claim is settled. `cpdrun.stats.failures`
+explains how failed runs count. Comparisons of bytes are arithmetic: a number inside the bounds is "counted", and a
+number outside refutes the claim.
 
-`research.claims.quantified_claims` explains how the comparisons of a claim share its error probability, and how two
-bounds do. Candidates whose runs have the same weights, bit for bit, count as one comparison. Comparisons that were not
-run keep their share, so that running them later takes nothing from the others, but the verdict is about those that were
-run."""
+`research.claims.quantified_claims` explains how the comparisons of a claim, and the two bounds of a comparison, share
+the error probability. Candidates whose runs have the same weights, bit for bit, count as one comparison. Comparisons
+that were not run keep their share of the error probability, so that running them later does not change the others. The
+verdict only includes comparisons that were run.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,7 +47,7 @@ class ClaimVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one comparison showed. Differences are in shown units, and positive is better."""
+    """The result of one comparison. Differences are in displayed units, and positive is better."""
 
     comparison: Comparison
     cell: tuple[str, ...]
@@ -55,10 +57,16 @@ class Finding:
     value: float = math.nan  # the mean difference, or the count
     low: float = -math.inf
     high: float = math.inf
-    more: PairsRange | None = None  # further pairs that are likely to settle it; None: cannot be said
+    more: PairsRange | None = (
+        None  # the expected number of further pairs that settle the comparison. None if unknown.
+    )
     note: str = ""
-    if_equal: float = math.nan  # pairs that would certify an equal candidate; infinite: more than MOST_PAIRS
-    repeats: tuple[str, ...] | None = None  # the cell whose runs are identical; this finding does not count
+    if_equal: float = (
+        math.nan
+    )  # the pairs that would certify an equal candidate, or infinity if more than MOST_PAIRS
+    repeats: tuple[str, ...] | None = (
+        None  # a cell with identical runs. If there is one, this finding does not count.
+    )
 
     @property
     def was_run(self) -> bool:
@@ -78,7 +86,7 @@ class Judgement:
 
     @property
     def is_tested(self) -> bool:
-        """Whether the verdict rests on statistics, so that it may be wrong by chance."""
+        """Whether the verdict is based on statistics, so that it may be wrong by chance."""
         return any(finding.was_run and finding.comparison.metric for finding in self.findings)
 
 
@@ -86,9 +94,9 @@ def judge(claim: Claim, stored: Callable[[str], Values | None], confidence: floa
     """Return the verdict on a claim.
 
     Args:
-        claim: the claim.
-        stored: returns the stored values of a sweep by its name, None if there are none.
-        confidence: of the verdict on the whole claim, and of each printed interval.
+        claim: The claim.
+        stored: A function that returns the stored values of a sweep with a given name, or None if there are none.
+        confidence: The confidence of the verdict on the whole claim, and of each printed interval.
     """
     pairs = [
         pair for comparison in claim.comparisons for pair in find_pairs(comparison, stored(comparison.sweep))
@@ -108,7 +116,7 @@ def judge(claim: Claim, stored: Callable[[str], Values | None], confidence: floa
 
 
 def _is_same(one: Pair, other: Pair) -> bool:
-    """Return whether two candidates have equal weights for every seed. That they agree is no evidence."""
+    """Return whether two candidates have equal weights for every seed. The second candidate then adds no evidence."""
     if (
         one.comparison is not other.comparison
         or not one.comparison.metric
@@ -169,7 +177,7 @@ def _finding(pair: Pair, errors: tuple[float, float], confidence: float) -> Find
 
 
 def _problem(candidate: Group, baseline: Group, study: Study) -> str | None:
-    """Return why two cells cannot be compared; None if they can."""
+    """Return the reason why two cells cannot be compared, or None if they can."""
     if candidate.repeated or baseline.repeated:
         return "several runs of one seed with different results"
     problem = study.baseline_problem(Facet({}, [baseline])) if baseline.is_baseline else None
@@ -177,7 +185,10 @@ def _problem(candidate: Group, baseline: Group, study: Study) -> str | None:
 
 
 def _largest_bound(comparison: Comparison, metric: Metric) -> float:
-    """Return the farther bound in the metric's own unit, and at least a usual margin, as bounds may be 0."""
+    """Return the bound with the largest magnitude, in the metric's own unit.
+
+    The result is at least a usual margin, because bounds may be 0.
+    """
     bounds = [abs(bound) for bound in (comparison.at_least, comparison.at_most) if bound is not None]
     return max(*bounds, DEFAULT_POINTS if metric.is_fraction else 0.05) / metric.scale
 

@@ -13,7 +13,7 @@ from cpdrun.report.page.markup import escape_markdown
 from cpdrun.study.metric import Metric
 
 COMMAND = "make claims"
-MOST_NAMED = 3  # cells in a heading; the table below it has all
+MOST_NAMED = 3  # the largest number of cells in a heading. The table below the heading contains all cells.
 IN_WORDS = dict(zip(QUANTIFIERS, ("all", "most", "some"), strict=True))
 
 
@@ -85,7 +85,7 @@ def describe_verdict(judgement: Judgement) -> str:
 
 
 def _name_cells(judgement: Judgement, verdict: ClaimVerdict) -> str:
-    """Name the cells with this verdict by the words that not all cells of the claim share."""
+    """Return the names of the cells with this verdict, without the words that all cells of the claim share."""
     cells = [finding.cell for finding in judgement.distinct]
     common = set(cells[0]).intersection(*cells)
     found = [finding for finding in judgement.distinct if finding.verdict is verdict]
@@ -171,7 +171,7 @@ def _cells(finding: Finding) -> list[str]:
 
 
 def _more(finding: Finding) -> str:
-    """Return how many more pairs an open comparison is likely to need; empty if a note explains why it is open."""
+    """Return a text with the expected number of further pairs of an open comparison, or "" if it has a note."""
     if finding.verdict is not ClaimVerdict.OPEN or finding.note:
         return ""
     more = finding.more
@@ -193,7 +193,10 @@ def _value(finding: Finding) -> str:
 
 
 def _pairs_if_equal(judgement: Judgement) -> str:
-    """Return how many pairs would certify a candidate that equals its baseline; empty if no comparison says so."""
+    """Return a sentence with the number of pairs that would certify a candidate that equals its baseline.
+
+    The result is "" if this number is not known for any comparison.
+    """
     counts = [finding.if_equal for finding in judgement.distinct if not math.isnan(finding.if_equal)]
     if not counts:
         return ""

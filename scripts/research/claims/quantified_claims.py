@@ -27,7 +27,7 @@ QUANTIFIERS = ("every", "most", "some")
 
 
 def must_hold(quantifier: str, comparisons: int) -> int:
-    """Return how many of some comparisons must hold for a claim to be true.
+    """Return the number of comparisons that must hold for a claim to be true.
 
     Args:
         quantifier: "every", "most" or "some".
@@ -49,7 +49,7 @@ def shares(alpha: float, quantifier: str, comparisons: int) -> tuple[float, floa
 
 
 def verdict(quantifier: str, verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a claim from the verdicts on its comparisons; open without comparisons.
+    """Return the verdict on a claim from the verdicts on its comparisons. Without comparisons, it is open.
 
     Args:
         quantifier: "every", "most" or "some".

@@ -1,9 +1,10 @@
 """The stored values of single runs: results/reference/NAME/values.csv, written by scripts/references.py.
 
-values.csv has one row per finished run: the axes by their config keys, seed, metric:NAME, wire:NAME, memory:NAME,
-diverged (true or false), test_samples and num_classes if known, weights_sha256, and commit (from env.json; a + means
-that the code differed from its commit). Only if a run failed, or is a script's, there are also failure (error or
-unknown, of a run without a result) and length (epochs, steps or rows of a script's run); see cpdrun.stats.failures.
+values.csv has one row per finished run. Its columns are the axes by their config keys, seed, metric:NAME, wire:NAME,
+memory:NAME, diverged (true or false), test_samples and num_classes if known, weights_sha256, and commit (from env.json;
+a + means that the code differed from its commit). If some run failed or belongs to a script, there are two more
+columns: failure (error or unknown, for a run without a result) and length (epochs, steps or rows of a script's run).
+See cpdrun.stats.failures.
 """
 
 import csv
@@ -25,17 +26,17 @@ from cpdrun.study.grouping import failed_runs
 
 VALUES = "values.csv"
 MEASURED = ("metric:", "wire:", "memory:")
-FAILED = ("failure", "length")  # columns that may be absent
+FAILED = ("failure", "length")  # the columns that may be absent
 PROVENANCE = ("diverged", "test_samples", "num_classes", "weights_sha256", "commit")
 _SAMPLES = ("run:test_samples", "sync.worker_test_samples", "data.test_samples", "data.test_images")
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a sweep, one row per run, and the name of the file that they come from.
+    """The values of a sweep, with one row per run, and the name of the file from which they were read.
 
-    `rows` has the axes, seed, metric: wire: memory: columns, FAILED and PROVENANCE. `axes` are format, aps, world_size
-    and whatever else varies, without seed.
+    The columns of `rows` are the axes, seed, those with the prefixes metric:, wire: and memory:, FAILED and PROVENANCE.
+    `axes` contains format, aps, world_size, and all other settings that vary, except seed.
     """
 
     rows: pd.DataFrame
@@ -64,7 +65,7 @@ class Values:
 
 
 def read_runs(sweep: SweepDir) -> Values | None:
-    """Return the finished and the failed runs of a sweep; None if no run has finished."""
+    """Return the values of the finished and failed runs of a sweep, or None if no run has finished."""
     runs = collect([sweep])
     done = finished(runs) if not runs.empty else runs
     if done.empty:
@@ -88,7 +89,7 @@ def read_runs(sweep: SweepDir) -> Values | None:
 
 
 def read_values(folder: Path) -> Values | None:
-    """Return the stored values of a reference; None if it has none. Raises ReportError for a damaged file."""
+    """Return the stored values of a reference, or None if it has none. Raises ReportError for a damaged file."""
     path = folder / VALUES
     if not path.is_file():
         return None
@@ -129,7 +130,7 @@ def write_values(sweeps: Sequence[SweepDir], path: Path) -> None:
 
 
 def _write(value: Any) -> str:
-    """Return a string unchanged. Return JSON for other values, and for strings that `_read` would take for others."""
+    """Return most strings unchanged, and other values as JSON. Strings that look like JSON become JSON, too."""
     if isinstance(value, str):
         return value if _read(value) == value else json.dumps(value)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -148,7 +149,7 @@ def _read(text: str) -> Any:
 
 
 def _first(row: Mapping[Any, Any], names: Sequence[str]) -> int | None:
-    """Return the first of these figures that the record has."""
+    """Return the value of the first of these names that the record contains."""
     for name in names:
         value = row.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

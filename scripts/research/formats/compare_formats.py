@@ -1,16 +1,21 @@
-"""For how many inputs do other libraries round differently from custom_fp?
+"""Count the inputs that other libraries round differently from custom_fp.
 
     python scripts/research/formats/compare_formats.py --output results/reference/numerics/comparison.md
 
-Inputs are all 65,536 float16 values, and the float32 boundaries of each format: every value, every midpoint of
-neighbors, and the value that would follow the largest, each with the adjacent float32 numbers; and zeros, subnormals,
-infinities and NaN (custom_fp/vectors/inputs.py). Between these, no rounding changes. torch, ml_dtypes and gfloat are
-compared if they are installed, and QPyTorch if Python finds it (PYTHONPATH=<an unpacked qtorch 0.3.0>, which it
-compiles itself). With --cpd, CPD is compared too: --cpd names a copy of github.com/drcut/CPD, whose cast is compiled by
-g++ in a temporary folder, without CUDA's keywords.
+The inputs (custom_fp/vectors/inputs.py) are
 
---blocks N adds N * 2**24 float32 numbers, in evenly spaced blocks; 256 blocks are all 2**32. torch and ml_dtypes take
-about 7 s of one core for a block, and half an hour for all. gfloat is excluded from them, because it is far slower.
+- all 65,536 float16 values,
+- the float32 boundaries of each format, each with the adjacent float32 numbers. The boundaries are every value, every
+  midpoint of neighbors, and the value that would follow the largest. Between boundaries, the result does not change.
+- zeros, subnormals, infinities and NaN.
+
+torch, ml_dtypes and gfloat are compared if they are installed. QPyTorch is compared if Python finds it
+(PYTHONPATH=<an unpacked qtorch 0.3.0>, which compiles itself). CPD is compared with --cpd FOLDER, where FOLDER is a
+copy of github.com/drcut/CPD. g++ compiles CPD's cast in a temporary folder, without CUDA's keywords.
+
+--blocks N adds N * 2**24 float32 numbers, in evenly spaced blocks. 256 blocks are all 2**32 numbers. The comparison of
+torch and ml_dtypes takes about 7 s of one core per block, and half an hour for all blocks. gfloat is not compared on
+blocks, because it is much slower.
 """
 
 import argparse
@@ -34,7 +39,7 @@ COMMAND = "python scripts/research/formats/compare_formats.py"
 Cast = Callable[[Tensor], Tensor]
 Compared = tuple[
     str, str, Format, str, Cast
-]  # library, name of its format, our format, our overflow, its cast to the format and back
+]  # (library, its name of the format, format of custom_fp, overflow, the library's cast to the format and back)
 
 TORCH = {"e5m2": "float8_e5m2", "e4m3fn": "float8_e4m3fn", "e5m2fnuz": "float8_e5m2fnuz"}
 TORCH |= {"e4m3fnuz": "float8_e4m3fnuz", "fp16": "float16", "bf16": "bfloat16"}
@@ -51,7 +56,7 @@ FIELDS = (
     "e3m0",
     "fp16",
     "bf16",
-)  # for libraries that take numbers of exponent and mantissa bits
+)  # the formats for libraries that accept any number of exponent and mantissa bits
 
 
 def compared(cpd: Path | None, folder: Path) -> Iterator[Compared]:
@@ -86,7 +91,10 @@ def _of_ml_dtypes() -> Iterator[Compared]:
 
 
 def _of_gfloat() -> Iterator[Compared]:
-    """Yield gfloat's formats. It rounds to formats without infinity and NaN only with saturation, and so do we."""
+    """Yield gfloat's formats.
+
+    For formats without infinity and NaN, gfloat requires saturation, so custom_fp also saturates.
+    """
     try:
         import gfloat
         from gfloat import formats
@@ -98,7 +106,7 @@ def _of_gfloat() -> Iterator[Compared]:
         saturates = not (fmt.has_nan or fmt.has_inf)
 
         def cast(x: Tensor, info=info, saturates=saturates) -> Tensor:
-            if saturates:  # it refuses NaN
+            if saturates:  # gfloat does not accept NaN in this mode.
                 x = x.nan_to_num(math.inf, math.inf, -math.inf)
             rounded = gfloat.round_ndarray(info, x.double().numpy(), sat=saturates)
             return torch.from_numpy(rounded).float()
@@ -163,7 +171,7 @@ def boundaries(fmt: Format) -> Tensor:
 
 
 def counted(blocks: int, fmt: Format, overflow: str, cast: Cast) -> int:
-    """Return how many results differ in evenly spaced blocks of 2**24 float32 numbers; 256 blocks are all."""
+    """Return the number of different results in evenly spaced blocks of 2**24 float32 numbers."""
     wrong = 0
     for block in range(blocks):
         first = (block * 256 // blocks << 24) - (1 << 31)
@@ -174,14 +182,14 @@ def counted(blocks: int, fmt: Format, overflow: str, cast: Cast) -> int:
 
 
 def differing(x: Tensor, fmt: Format, overflow: str, cast: Cast) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where results differ, our results, and theirs. All NaN are equal."""
+    """Return a mask of the different results, custom_fp's results, and the other library's. All NaN are equal."""
     ours, theirs = custom_fp.quantize(x, fmt, overflow=overflow), cast(x)
     same = (ours.view(torch.int32) == theirs.view(torch.int32)) | (ours.isnan() & theirs.isnan())
     return ~same, ours, theirs
 
 
 def where(x: Tensor, wrong: Tensor, ours: Tensor, theirs: Tensor, fmt: Format) -> str:
-    """Describe the inputs with different results: how many of each kind, and the first of them."""
+    """Return a description of the inputs with different results: the number of each kind, and the first input."""
     magnitude, kinds = x.abs(), {}
     kinds["NaN"] = x.isnan()
     kinds["infinity"] = x.isinf()
@@ -218,7 +226,7 @@ def main() -> None:
         default=0,
         choices=range(257),
         metavar="N",
-        help="blocks of 2**24 float32 numbers",
+        help="number of blocks of 2**24 float32 numbers to compare (default: 0)",
     )
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()

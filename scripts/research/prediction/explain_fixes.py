@@ -5,13 +5,13 @@
 
 Without names, the table and made_by.txt are written to results/reference/explain. This takes about 15 minutes.
 
-Each experiment of explain_fixes.yaml is trained in fp32 and with the changes in the file; both runs are observed. The
-second run is explained, and each proposed fix becomes a further run of the same seed. Then the run is explained again,
-so that computed effects are now measured. A fix works if the run comes within half a point of fp32. It helps if it
-recovers a fifth of the loss (as `cpdrun.study.run_comparison` counts it). Otherwise it does not help. There is one
-seed and 360 test samples, of which 3.6 make a point.
+Each experiment of explain_fixes.yaml is trained in fp32 and with the changes in the file. Both runs are observed.
+`cpdrun report` explains the second run, and each proposed fix is trained in a further run with the same seed. Then the
+run is explained again. This second explanation is based on measured instead of computed effects. A fix works if its run
+is at most half a point worse than fp32. It helps if it recovers a fifth of the loss (as `cpdrun.study.run_comparison`
+counts it). Otherwise, it does not help. There is one seed and 360 test samples, of which 3.6 make a point.
 
-All runs come from one commit, and a working tree that differs from it is rejected. Runs are stored in
+All runs must come from one commit. A working tree that differs from the commit is rejected. Runs are stored in
 results/explain_fixes-COMMIT. To continue after an interruption, run the same command again.
 """
 
@@ -77,7 +77,7 @@ def part(name: str, settings: Mapping[str, Any], results: Path) -> list[str]:
         WORSE: {**settings.get("both", {}), **values},
     }
     runs = trained(name, settings["experiment"], cases, results)
-    # Written before any fix is trained, so that a repeated command proposes the same fixes.
+    # Write the explanation before any fix is trained, so that a repeated command proposes the same fixes.
     explanation = results / f"{name}.json"
     if not explanation.is_file():
         write_json(explanation, explained(runs[WORSE]))
@@ -141,7 +141,10 @@ def explained(run: Path) -> dict[str, Any]:
 
 
 def read_overrides(words: Sequence[str], run: Path) -> dict[str, Any]:
-    """Return overrides as the values of a case. A rule is placed before the rules of the run."""
+    """Convert overrides to the values of a case, keyed by config key.
+
+    A precision rule that is added by an override is placed before the rules of the run in folder `run`.
+    """
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     found = {}
     for word in words:

@@ -4,13 +4,14 @@
     python scripts/research/prediction/fit_predict.py judge [NAME ...]
     python scripts/research/prediction/fit_predict.py observe [NAME ...]
 
-`fit` fits the model to results/reference/predict/data.csv and writes fit.md and predicted.csv next to it, and the
-coefficients in cpdrun/whatif. It takes about two minutes. `judge` computes the gaps and margins in data.csv again from
-the recorded results. `observe` trains the baselines with observation and rewrites their rows, which takes hours.
+`fit` fits the model to results/reference/predict/data.csv. It writes fit.md and predicted.csv to the same folder, and
+the coefficients to cpdrun/whatif. It takes about two minutes. `judge` computes the gaps and margins in data.csv again
+from the recorded results. `observe` trains the baselines with observation and writes their rows again, which takes
+hours.
 
-predict_rows.py makes the data. The level of `cpdrun.whatif.forecast` is a random intercept. Gauss-Hermite
-quadrature integrates it out, and the fit maximizes the likelihood over the intercept, the slope and the level's
-deviation.
+predict_rows.py makes the data. In the model (`cpdrun.whatif.forecast`), each experiment has a level, which is a random
+intercept. The likelihood is integrated over the levels with Gauss-Hermite quadrature. The fit maximizes this likelihood
+over the intercept, the slope and the standard deviation of the levels.
 """
 
 import argparse
@@ -32,10 +33,12 @@ from cpdrun.whatif.damage import Damage
 from cpdrun.whatif.forecast import COEFFICIENTS, GRID, RANGE, Chance, Model, Weights, expit
 
 FIT, PREDICTED = (DATA.parent / name for name in ("fit.md", "predicted.csv"))
-# quadrature nodes: the error of the log-likelihood of these data is 0.05 with 41 nodes and 1e-5 with 200
+# The number of quadrature nodes. With 41 nodes, the error of the log-likelihood of these data is 0.05; with 200, 1e-5.
 NODES = 200
-SETTLED = 0.1  # a chance below it, or above one minus it, counts as known
-EDGES = (0, 0.05, 0.2, 0.5, 0.8, 0.95, 1)  # of the calibration table
+SETTLED = (
+    0.1  # An outcome counts as known if its probability is below this number or above one minus this number.
+)
+EDGES = (0, 0.05, 0.2, 0.5, 0.8, 0.95, 1)  # the boundaries of the rows of the calibration table
 
 Row = Mapping[str, Any]
 
@@ -43,13 +46,13 @@ Row = Mapping[str, Any]
 def log_likelihood(
     scores: np.ndarray, fails: np.ndarray, groups: np.ndarray, parameters: Sequence[float], nodes: int = NODES
 ) -> float:
-    """Return the log-likelihood of (intercept, slope, level deviation), with the level of each group integrated out.
+    """Return the log-likelihood of the parameters, integrated over the level of each group.
 
     Args:
         scores: The score of each candidate, shape [N].
         fails: 1 if the candidate failed, else 0, shape [N].
         groups: The group of each candidate, integers from 0, shape [N].
-        parameters: The intercept, the slope and the deviation of the level.
+        parameters: The intercept, the slope and the standard deviation of the levels.
         nodes: The number of quadrature nodes.
     """
     intercept, slope, deviation = parameters
@@ -62,7 +65,7 @@ def log_likelihood(
 
 
 def fit(scores: np.ndarray, fails: np.ndarray, groups: np.ndarray) -> tuple[float, float, float]:
-    """Return the intercept, the slope and the level deviation of the greatest likelihood."""
+    """Return the intercept, the slope and the standard deviation of the levels with the largest likelihood."""
 
     def cost(p: np.ndarray) -> float:
         return -log_likelihood(scores, fails, groups, (p[0], p[1], math.exp(p[2])))
@@ -72,7 +75,7 @@ def fit(scores: np.ndarray, fails: np.ndarray, groups: np.ndarray) -> tuple[floa
 
 
 def fit_rows(rows: Sequence[Row]) -> Model:
-    """Fit the model on rows of data.csv. Each experiment has a level of its own."""
+    """Fit the model to rows of data.csv. Each experiment has its own level."""
     names, groups = np.unique([row["experiment"] for row in rows], return_inverse=True)
     fails = np.array([float(row["fails"]) for row in rows])
     strict = [float(row["strictness"]) for row in rows]
@@ -90,12 +93,15 @@ def damage_of(row: Row) -> Damage:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A candidate, and the prediction for it by a model that was fitted without its experiment or its network.
+    """A candidate, and its prediction by a model that was fitted without its experiment or its network.
+
+    The prediction is updated once, after the candidate of the experiment whose probability of failing is nearest to one
+    half has been trained.
 
     Attributes:
-        chance: Its chance of failing.
-        after_one: The same once the candidate nearest to even was trained.
-        is_trained: Whether the candidate is that one.
+        chance: The predicted probability that the candidate fails.
+        after_one: The updated probability.
+        is_trained: Whether this candidate is the one that was trained for the update.
     """
 
     row: Row
@@ -115,7 +121,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The candidates of an experiment that was left out, and whether the count of failures was in the 80 % range."""
+    """The candidates of an experiment that was left out of the fit.
+
+    It also contains whether the number of failures was in the predicted 80 % range.
+    """
 
     name: str
     candidates: list[LeftOut]
@@ -124,7 +133,7 @@ class Experiment:
 
 
 def leave_out(rows: Sequence[Row], key: str) -> list[Experiment]:
-    """Return the predictions of each experiment by a fit without the rows that share its `key`."""
+    """Return the predictions of each experiment by a model that is fitted without the rows with the same `key`."""
     found = []
     for name in dict.fromkeys(row[key] for row in rows):
         model = fit_rows([row for row in rows if row[key] != name])
@@ -164,7 +173,7 @@ def _is_count_in_range(found: Sequence[LeftOut], model: Model, weights: Weights)
 
 
 def auc(found: Sequence[LeftOut], *, within: bool = False) -> float:
-    """Return the area under the ROC curve. `within`: as a mean over experiments that have both outcomes."""
+    """Return the area under the ROC curve. With `within`, it is the mean over experiments that have both outcomes."""
     if within:
         names = dict.fromkeys(each.row["experiment"] for each in found)
         areas = [auc([each for each in found if each.row["experiment"] == name]) for name in names]

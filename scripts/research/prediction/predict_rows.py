@@ -1,12 +1,13 @@
-"""Make the data that the model of `cpdrun predict` is fitted to: one row for each candidate of a recorded sweep.
+"""Make the data to which the model of `cpdrun predict` is fitted, with one row for each candidate of a recorded sweep.
 
-A row combines two things. One is the mean gap to the baseline, from the candidate's recorded runs
-(results/reference/NAME/values.csv, or a grid of 30 seeds); positive is better. The other is the damage of the
-candidate, which is computed from one observed run of the baseline and never from how training ended. The metric and the
-margin (`tolerance`) are those of the experiment's own search.
+A row contains two kinds of values. The first is the mean gap to the baseline, from the candidate's recorded runs
+(results/reference/NAME/values.csv, or a grid of 30 seeds). A positive gap is better. The second is the damage of the
+candidate, which is computed from one observed run of the baseline only, not from the results of the candidate's runs.
+The metric and the margin (`tolerance`) are those of the experiment's own search.
 
-`fails` is 1 if the recorded mean gap exceeds the margin. `chance` is the probability that the true mean gap does,
-because two or three seeds may leave that open (`cpdrun.whatif.forecast.failure_chance`). fit_predict.py is the command.
+`fails` is 1 if the candidate is worse than the baseline by more than the margin, according to the recorded mean gap.
+With only two or three seeds, this may be uncertain. `chance` is the probability that the true mean gap exceeds the
+margin (`cpdrun.whatif.forecast.failure_chance`). The command is fit_predict.py.
 """
 
 import csv
@@ -37,7 +38,7 @@ from cpdrun.whatif.forecast import Subject, failure_chance
 
 REFERENCE = Path("results/reference")
 DATA = REFERENCE / "predict" / "data.csv"
-TRAINED = "predict-observed"  # the folder in results/ of the observed baselines
+TRAINED = "predict-observed"  # the folder in results/ that contains the runs of observed baselines
 GRID = "format=fp32,e5m2,e4m3,e3m4,e5m1,e3m3,e3m2,e2m3,e4m1,e3m1,e2m1,e4m0,e3m0,e2m0"
 OF_GRID = ["exp=digits_bits", GRID, "aps=true", "emulation=chunked"]
 CLASSES_OF_GRID = 10.0
@@ -49,9 +50,9 @@ class Recorded:
 
     Attributes:
         values: The file of its results, in results/reference.
-        words: Its arguments on the command line.
-        family: A name that experiments with the same model and data share.
-        steps: The length of the observed run of the baseline; the whole run if None.
+        words: The arguments of the experiment on the command line.
+        family: A name for all experiments with the same model and data.
+        steps: The length of the observed run of the baseline. None means a whole run.
     """
 
     values: str
@@ -170,7 +171,7 @@ def judged_of(question: Question, recorded: Recorded) -> dict[str, dict[str, Any
 
 
 def _question(recorded: Recorded) -> Question:
-    """Return the question of a search. Raise ValueError if its margin belongs to another metric than the typed one."""
+    """Return the question of a search. Raise ValueError if the margin does not belong to the typed metric."""
     question = ask([*recorded.words, f"name={TRAINED}"])
     typed = {word.split("=")[0] for word in recorded.words}
     if (
@@ -179,7 +180,7 @@ def _question(recorded: Recorded) -> Question:
         and question.settings.tolerance is not None
     ):
         raise ValueError(
-            f"{recorded.words}: the tolerance of the experiment is for its own metric. Add search.tolerance="
+            f"{recorded.words}: the experiment's tolerance is for its own metric. Add search.tolerance=VALUE"
         )
     return question
 
@@ -222,7 +223,9 @@ def _gaps(
     asked = question.settings.tolerance
     asked = DEFAULT_POINTS if asked is None and metric.is_fraction else asked
     if not isinstance(asked, int | float):
-        raise ValueError(f"{recorded.words}: add search.tolerance=, in the unit of the metric")
+        raise ValueError(
+            f"{recorded.words}: no tolerance is set. Add search.tolerance=VALUE, in the unit of the metric"
+        )
     tolerance = float(asked)
     found = {}
     for candidate in (c for ladder in question.ladders for width in ladder.widths for c in width):
@@ -253,7 +256,7 @@ def _runs(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[
 
 
 def _typed(question: Question, name: str, keys: Sequence[str]) -> dict[str, str]:
-    """Return the values of these keys for a cell, as values.csv writes them."""
+    """Return the values of some keys in a cell's config, spelled as in values.csv."""
     run = question.cells[name][0]
     words = dict(word.split("=", 1) for word in run.overrides if "=" in word)
     point = {}

@@ -1,22 +1,24 @@
-"""Replay searches on a recorded grid: how often is the answer that of the whole grid, and for how many of its runs?
+"""Replay searches on a recorded grid, to measure how often they find the whole grid's answer, and with how many runs.
 
     cpdrun sweep exp=digits_bits 'seed=range(0,30)'                                    # every cell at 30 seeds
     python scripts/research/prediction/replay_search.py record exp=digits_bits > digits.csv
     python scripts/research/prediction/replay_search.py replay digits.csv --tolerance 1
     python scripts/research/prediction/replay_search.py starts
 
-`record` writes the values of a finished sweep as CSV. `replay` runs 200 searches on such a grid, each with its seeds in
-random order, and prints a Markdown table; it takes minutes. `starts` prints how far predicted starts are from the
-recorded answers. The results are in results/reference/search and results/reference/predict.
+`record` writes the values of a finished sweep as CSV. `replay` runs 200 searches on such a grid, each with the seeds in
+a different random order, and prints a Markdown table. It takes minutes. `starts` prints the differences between
+predicted starts and recorded answers. The results are in results/reference/search and results/reference/predict.
 
-The answer of the whole grid is, for each ladder, the narrowest width such that it and all wider ones have a format
-whose mean over all seeds is within the tolerance. A search agrees if it certifies that width and no narrower one.
+A ladder is a series of widths. The answer of the whole grid for a ladder is the narrowest width for which this width
+and all wider ones have a format whose mean over all seeds is within the tolerance. A search agrees with this answer if
+the narrowest width that it certifies is the same.
 
-With --predicted NAME, the search uses predictions by a model that was fitted without experiment NAME
-(results/reference/predict/predicted.csv). It tries the formats of a width in the predicted order, and idle cores do not
-run ahead below a format that is likely to fail. With --start predicted, it also starts at the predicted width
-(search.start); with --start BITS, it starts at that width. Then the first run of the baseline is in no pair. With
---broken-below BITS, all narrower formats are as bad as the worst cell of the grid, so that predictions can be wrong.
+With --predicted NAME, the search uses predictions of a model that was fitted without experiment NAME
+(results/reference/predict/predicted.csv). It tests the formats of a width in the predicted order. Idle cores do not
+test narrower widths in advance if a format is likely to fail. With --start predicted, the search also starts at the
+predicted width (search.start). With --start BITS, it starts at that width. The first run of the baseline is then not
+used in a pair. With --broken-below BITS, all narrower formats are as bad as the worst cell of the grid, so that
+predictions can be wrong.
 """
 
 import argparse
@@ -44,13 +46,18 @@ from cpdrun.study.metric import Metric
 
 COLUMNS = ("chain", "bits", "candidate", "baseline", "seed", "value")
 PREDICTED = Path("results/reference/predict/predicted.csv")
-SLOTS = 2  # runs at the same time
-FIRST_SEED = 0  # of the run of the baseline that a prediction is read from
+SLOTS = 2  # the number of runs at the same time
+FIRST_SEED = 0  # the seed of the baseline's run on which a prediction is based
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Recorded values. `values` has the metric of each cell at seeds 0, 1, 2, ...; NaN for a diverged run."""
+    """The recorded metrics of a grid.
+
+    Attributes:
+        ladders: The ladders of formats.
+        values: For each cell, the metric of the runs with seeds 0, 1, 2 and so on. It is NaN for a diverged run.
+    """
 
     ladders: list[Ladder]
     values: dict[str, list[float]]
@@ -65,7 +72,7 @@ class Grid:
 
 
 def record(words: Sequence[str]) -> Grid:
-    """Read the values of a finished sweep. Cells are named by their labels, and baselines `baseline NAME`."""
+    """Read the values of a finished sweep. A cell is named by its label, and a baseline is named `baseline NAME`."""
     results = Results(ask(words))
     values: dict[str, list[float]] = {}
     ladders = []
@@ -130,7 +137,10 @@ def with_predictions(grid: Grid, experiment: str) -> Grid:
 
 
 def with_start(grid: Grid, start: str) -> Grid:
-    """Set the start of ladders: `widest`, `predicted`, or the bits of a width (if a ladder has it, else the widest)."""
+    """Set the width at which each ladder starts: `widest`, `predicted`, or a number of bits.
+
+    A ladder without a width of this number of bits starts at its widest.
+    """
 
     def begun(ladder: Ladder) -> Ladder:
         bits = [f"{width[0].bits:g}" for width in ladder.widths]
@@ -142,25 +152,25 @@ def with_start(grid: Grid, start: str) -> Grid:
 
 
 def with_broken(grid: Grid, bits: float) -> Grid:
-    """Give all candidates with fewer bits the values of the worst cell."""
+    """Replace the values of all candidates with fewer than `bits` bits by those of the worst cell."""
     worst = min((values for name, values in grid.values.items()), key=fmean)
     narrow = [c.name for ladder in grid.ladders for width in ladder.widths for c in width if c.bits < bits]
     return replace(grid, values=grid.values | dict.fromkeys(narrow, worst))
 
 
 def starts() -> list[str]:
-    """Return a table of how far predicted starts are from recorded answers.
+    """Return a table of the differences between predicted starts and recorded answers.
 
-    A difference is the number of widths by which the start is too wide (-) or too narrow (+), compared with the
-    narrowest width whose recorded mean is within the margin. Ladders differ in the experiment and in all settings but
-    the format.
+    The recorded answer of a ladder is the narrowest width whose recorded mean is within the margin. The difference is
+    the number of widths by which the predicted start is wider (negative) or narrower (positive) than this answer. There
+    is one ladder for each experiment and each combination of its settings other than the format.
     """
     ladders: dict[tuple[str, str], dict[float, list[tuple[Candidate, bool]]]] = {}
     with PREDICTED.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             value, _, label = row["candidate"].partition(" ")
             bits = formats.bits(value)
-            if bits is None:  # a recipe whose name does not say what it rounds to
+            if bits is None:  # The candidate is a recipe whose name does not contain a format.
                 continue
             candidate = Candidate(row["candidate"], "", row["candidate"], bits, float(row["predicted"]))
             width = ladders.setdefault((row["experiment"], label), {}).setdefault(bits, [])
@@ -180,7 +190,10 @@ def starts() -> list[str]:
 
 
 def whole(grid: Grid, rules: Rules) -> list[float | None]:
-    """Return the bits that each ladder needs by the means over all seeds, or None if its widest is not enough."""
+    """Return the number of bits that each ladder needs according to the means over all seeds.
+
+    It is None for a ladder whose widest format is not good enough.
+    """
 
     def is_within(candidate: Candidate) -> bool:
         ours, baseline = (dict(enumerate(grid.values[n])) for n in (candidate.name, candidate.baseline))
@@ -221,7 +234,10 @@ def replay(grid: Grid, rules: Rules, seed: int) -> tuple[list[float | None], int
 
 
 def known(ladders: Sequence[Ladder], ended: EndedRuns) -> list[Ladder]:
-    """Return the ladders as a search knows them. The start is unknown until its run of the baseline has ended."""
+    """Return the ladders with the information that a search has so far.
+
+    The start is unknown until the first run of the baseline has ended.
+    """
     return [
         ladder
         if ladder.aside is None or ended.has((ladder.baseline, ladder.aside))
@@ -274,9 +290,7 @@ def main() -> None:
     replaying.add_argument(
         "--predicted", metavar="NAME", help="use the predictions of predicted.csv for this experiment"
     )
-    replaying.add_argument(
-        "--start", default=WIDEST, help=f"{WIDEST}, {FROM_PREDICTED}, or the bits of a width"
-    )
+    replaying.add_argument("--start", default=WIDEST, help=f"{WIDEST}, {FROM_PREDICTED}, or a number of bits")
     replaying.add_argument(
         "--broken-below", type=float, metavar="BITS", help="make all narrower formats as bad as the worst"
     )

@@ -1,4 +1,4 @@
-"""Noise of simulated pairs: from distributions, and from the recorded grids in results/reference/search."""
+"""Noise for simulated pairs, from distributions and from the recorded grids in results/reference/search."""
 
 import csv
 import math

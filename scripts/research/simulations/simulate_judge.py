@@ -1,13 +1,18 @@
-"""How many of the ideas that an agent keeps are false? Simulated sessions of `cpdrun judge`.
+"""Simulate sessions of `cpdrun judge`, and count how many of the ideas that an agent keeps are false.
 
     nice python scripts/research/simulations/simulate_judge.py > results/reference/judge/simulation.md
 
-It prints a Markdown table. A session has 100 ideas, of which 0 to 20 are better than the baseline by 0.5 to 3 standard
-deviations of a pair's gap. Half of the others make no difference, and half are worse. An agent adds pairs to an idea
-until the idea is kept, refuted, or has reached the largest number of pairs. The greedy rule spends the same pairs and
-keeps an idea if the mean of its gaps is above 0. Noise is normal; skewed to the left, like that of runs that fail now
-and then; recorded, from results/reference/search; or normal with a spread that differs between ideas by a factor of
-about two. It takes about ten minutes.
+The script prints a Markdown table. A session has 100 ideas, of which 0 to 20 are better than the baseline by 0.5 to 3
+standard deviations of a pair's gap. Half of the other ideas make no difference, and half are worse. An agent adds pairs
+to an idea until the idea is kept, refuted, or has reached the largest number of pairs. For comparison, a greedy rule
+uses the same pairs and keeps an idea if the mean of its gaps is above 0. The script takes about ten minutes.
+
+There are four kinds of noise:
+
+- normal,
+- skewed to the left, like that of runs that sometimes fail,
+- recorded, from results/reference/search,
+- normal, with a standard deviation that differs between ideas by a factor of about two.
 """
 
 import argparse
@@ -23,10 +28,10 @@ from cpdrun.stats.false_discoveries import required_log_evidence
 from cpdrun.stats.pooled_spread import FEWEST_CELLS, FIRST_PAIRS, MOST_DEGREES
 
 IDEAS, MOST_REAL, ALPHA = 100, 20, 0.05
-MOST_KEPT = 60  # the most kept ideas for which the threshold is tabulated
-STEP = 1 / 360  # of the recorded accuracies
+MOST_KEPT = 60  # the largest number of kept ideas for which the threshold is tabulated
+STEP = 1 / 360  # the resolution of the recorded accuracies
 
-# Gaps minus their mean, and the step in which the values of each idea are counted.
+# A function that returns gaps minus their mean, and the resolution of the values of each idea.
 Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[np.ndarray, np.ndarray]]
 
 
@@ -47,9 +52,12 @@ def log_evidence(statistic: np.ndarray, pairs: int, degrees: int) -> np.ndarray:
 
 
 def standardized_cells() -> tuple[np.ndarray, np.ndarray]:
-    """Return the gaps of the recorded grids, one row a cell with mean 0 and standard deviation 1, and their steps."""
+    """Return the standardized gaps of the recorded grids, and the resolution of the values in each cell.
+
+    Each row contains the gaps of one cell, with mean 0 and standard deviation 1.
+    """
     cells = [gaps for grid in GRIDS for gaps in read_gaps(grid).values() if len(gaps) >= 20]
-    # The committed simulation drew from seeds in the order of their text: 0, 1, 10, 11, ..., 2, 20, ...
+    # The seeds must be in alphabetical order (0, 1, 10, 11, ..., 2, 20, ...), as in the committed simulation.
     cells = [gaps[sorted(range(len(gaps)), key=str)] for gaps in cells if gaps.std() > 0]
     shortest = min(map(len, cells))
     rows = [((gaps - gaps.mean()) / gaps.std())[:shortest] for gaps in cells]
@@ -63,7 +71,7 @@ def draw_recorded(rng: np.random.Generator, size: tuple[int, ...]) -> tuple[np.n
 
 
 def exact(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Draw:
-    """Return noise of values that are not counted in steps."""
+    """Return noise whose values have no limited resolution."""
     return lambda rng, size: (draw(rng, size), np.zeros(size[:2]))
 
 
@@ -80,7 +88,7 @@ NOISE: dict[str, Draw] = {
 def simulate(
     rng: np.random.Generator, noise: Draw, sessions: int, pairs: int
 ) -> dict[str, tuple[np.ndarray, ...]]:
-    """Return the kept real ideas, the kept false ones and the gain of every session, and the pairs it took."""
+    """Return, for each session, the numbers of real and false ideas that were kept, the gain, and the pairs used."""
     real = rng.random((sessions, IDEAS)).argsort(1) < rng.integers(MOST_REAL + 1, size=(sessions, 1))
     worse = -rng.exponential(0.5, (sessions, IDEAS)) * (rng.random((sessions, IDEAS)) < 0.5)
     effects = np.where(real, rng.uniform(0.5, 3, (sessions, IDEAS)), worse)
@@ -88,7 +96,9 @@ def simulate(
     gaps += effects[..., None]
     rounding = steps**2 / 6
     thresholds = np.array([required_log_evidence(1, k, ALPHA, IDEAS) for k in range(1, MOST_KEPT + 1)])
-    counts = np.zeros((sessions, MOST_KEPT))  # earlier ideas whose evidence reaches each threshold
+    counts = np.zeros(
+        (sessions, MOST_KEPT)
+    )  # the number of earlier ideas whose evidence reaches each threshold
     taken = np.zeros((sessions, IDEAS), int)
     evidence = np.zeros((sessions, IDEAS))
     spreads = gaps[..., : min(FIRST_PAIRS, pairs)].var(-1, ddof=1) + rounding

@@ -1,14 +1,18 @@
-"""Simulate screening designs: how often are the planted factors found, and how often others?
+"""Simulate screening designs, and measure how often they find the planted factors and how often other ones.
 
     python scripts/research/simulations/simulate_screening.py [--runs 2000] [--interactions 0.5]
 
-A row is a design: that of `cpdrun search --allocate` (folded over; 24 runs of one seed for 12 factors, analyzed by
-Lenth's method, or of several seeds, analyzed by t), and the smallest design that is not folded. A column is the size of
-each planted effect over the noise, which is the standard deviation of one run about its expectation, without its seed's
-share. Noise is normal. `found` is the share of simulations in which every planted factor is called sensitive at a
-family-wise 5 %, and `wrong` the share in which another factor is. With --interactions, each pair of planted factors
-interacts by that share of their effect. It takes about ten minutes. The result is in
-results/reference/screen/power.txt.
+Each row is a design. One is the folded-over design of `cpdrun search --allocate`, with 24 runs for 12 factors. It is
+analyzed with Lenth's method if there is one seed, and with t tests if there are several. The other is the smallest
+design that is not folded over.
+
+Each column is a ratio of the planted effects to the noise. Noise is normally distributed, and its size is the standard
+deviation of one run about its expectation, without the contribution of the seed. `found` is the share of simulations in
+which every planted factor is called sensitive at a family-wise error of 5 %. `wrong` is the share in which any other
+factor is called sensitive. With --interactions SHARE, each pair of planted factors has an interaction of this share of
+their effect.
+
+The script takes about ten minutes. The result is in results/reference/screen/power.txt.
 """
 
 import argparse
@@ -24,12 +28,12 @@ RATIOS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0)
 def share_found(
     of: Design, seeds: int, active: int, ratio: float, interaction: float, simulations: int, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the shares of simulations that find all planted factors, and that find a wrong one.
+    """Return the share of simulations that find all planted factors, and the share that find a wrong factor.
 
     Args:
         of: The design.
         seeds: The number of seeds of each run.
-        active: The number of planted factors, which are drawn again in each simulation.
+        active: The number of planted factors, which are selected at random in each simulation.
         ratio: The cost of each planted factor, in standard deviations of the noise.
         interaction: The additional cost of each pair of them if both are low, as a share of that cost.
         simulations: The number of simulations.
@@ -57,7 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=2000, help="simulations for each cell (default: 2000)")
+    parser.add_argument(
+        "--runs", type=int, default=2000, help="number of simulations for each cell (default: 2000)"
+    )
     parser.add_argument("--factors", type=int, default=12)
     parser.add_argument("--active", type=int, default=3, help="number of planted factors (default: 3)")
     parser.add_argument(

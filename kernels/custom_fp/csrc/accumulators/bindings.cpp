@@ -7,7 +7,7 @@ namespace {
 
 int allowed_paths = aligned_blocks | panels_of_columns;
 
-// Addresses of the tables for sums, products and totals; then Accumulator.flat; then mode, overflow, seed and mask.
+// The addresses of the tables for sums, products and totals, then Accumulator.flat, then mode, overflow, seed and mask.
 typedef std::tuple<uintptr_t, uintptr_t, uintptr_t, u32, u32, u32, int, int, int, int, int, bool, int64_t, bool, int, int,
                    int, int, int, int, int, uint64_t, u32>
     PackedSumming;
@@ -26,7 +26,7 @@ void dot(const PackedProduct& packed_product, uintptr_t a_scales, uintptr_t b_sc
     const Product p = unpack_product(packed_product);
     const Summing summing = unpack_summing(packed);
     const Scales all = {at<const i32>(a_scales), at<const i32>(b_scales), p.N};
-    const int64_t parts = summing.scales ? (p.K + summing.scales - 1) / summing.scales : 0;  // scales of a row
+    const int64_t parts = summing.scales ? (p.K + summing.scales - 1) / summing.scales : 0;  // number of scales of a row
     const AccumulatorKernels& k = kernels<AccumulatorKernels>();
     p.over_rows(threads, grain / 8, [&](int64_t z, const float* a, const float* b, float* out, int64_t first,
                                         int64_t last) {
@@ -48,7 +48,7 @@ void fused_sum(const std::vector<uintptr_t>& x, uintptr_t out, int64_t n, int wi
 
 void define_accumulators(nb::module_& m) {
     m.def("dot", &dot);
-    // For tests and benchmarks: restricts matrix products to some fast paths. The bits stay equal.
+    // For tests and benchmarks: restricts matrix products to some fast paths. The results are the same bits.
     m.def("use_paths", [](bool blocks, bool panels) {
         allowed_paths = (blocks ? aligned_blocks : 0) | (panels ? panels_of_columns : 0);
     });

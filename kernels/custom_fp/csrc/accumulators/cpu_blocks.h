@@ -1,17 +1,18 @@
-// Blocks of products that are aligned to their largest exponent and cut off, with one multiply-add for each term.
+// Blocks of products that are aligned to their largest exponent and truncated, with one multiply-add for each term.
 //
-// A block's sum starts as an anchor, 1.5 2^m u, where m is the number of mantissa bits of V and u = 2^(E - width) is
-// the last digit that is kept. All sums near the anchor have the last digit u, so that additions toward zero drop what
-// a term has below u. Because the sum is positive, this rounds negative terms down, where they should be cut off.
-// Therefore factors of a get one more digit, 2^-t of them, which is too small to reach u: a positive product is cut off
-// as before, and a negative one always becomes one u smaller. The number of negative terms, which the signs of the
-// factors tell, is added at the end, in units of u. Zeros are tiny positive numbers here.
+// The sum of a block starts as an anchor, 1.5 2^m u, where m is the number of mantissa bits of V and u = 2^(E - width)
+// is the last digit that is kept. All sums near the anchor have the last digit u, so additions toward zero drop the
+// digits of a term below u. Since the sum is positive, this rounds negative terms down, although they should be
+// truncated. To correct this, factors of a get one more digit, 2^-t of them, which is too small to reach u. A positive
+// product is then truncated as before, and a negative product always becomes one u smaller. The number of negative
+// terms, which is known from the signs of the factors, is added at the end, in units of u. Zeros are replaced by tiny
+// positive numbers.
 //
-// A row and a panel are scaled so that their smallest exponents are 0. Sums are then multiples of 2^-width, and their
-// magnitudes are known to be small enough before they are computed. Rows for which the result might differ are not
-// taken, and dot.h computes them.
+// A row and a panel are scaled so that their smallest exponents are 0. Sums are then multiples of 2^-width, and it is
+// known before they are computed that their magnitudes are small enough. Rows for which the result might differ are
+// rejected, and dot.h computes them.
 //
-// V is FloatLanes for widths up to 14 and DoubleLanes for more. Sums are rounded toward zero, or to nearest.
+// V is FloatLanes for widths up to 14, and DoubleLanes for larger widths. Sums are rounded toward zero, or to nearest.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +37,7 @@ CFP_FN ByteLanes larger_of(ByteLanes a, ByteLanes b) {
 #endif
 }
 
-// The number of bits that are set in each byte. The bytes are below 16.
+// Returns the number of bits that are set in each byte. The bytes must be below 16.
 CFP_FN ByteLanes bits_set(ByteLanes x) {
 #if defined(__AVX512F__)
     const __m128i of = _mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
@@ -69,7 +70,7 @@ template <class U> CFP_FN U widened(const Byte* from) {
 #endif
 }
 
-// The numbers are not negative.
+// The numbers must not be negative.
 CFP_FN FloatLanes larger_of(FloatLanes a, FloatLanes b) { return (FloatLanes)larger_of((IntLanes)a, (IntLanes)b); }
 CFP_FN DoubleLanes larger_of(DoubleLanes a, DoubleLanes b) {
 #if defined(__AVX512F__)
@@ -99,18 +100,18 @@ template <class V> class AlignedBlocks {
     typedef typename B::I Integer;
     static constexpr bool is_float = sizeof(F) == 4;
     static constexpr int width = sizeof(V) / sizeof(F), strip = 4 * width, byte_lanes = 4 * lanes;
-    static constexpr int extra = is_float ? 19 : 32;       // t, of the additional digit of factors of a
+    static constexpr int extra = is_float ? 19 : 32;       // t, the position of the additional digit of factors of a
     static constexpr int spread = 50, longest_block = 32;  // the largest range of exponents, the most terms of a block
-    // E + 127 of a product is the sum of two bytes. That of a zero is smaller than any other. Below `lowest`, all terms
-    // are zero.
+    // E + 127 of a product is the sum of two bytes. For a zero, it is smaller than for any other product. If it is
+    // below `lowest`, all terms are zero.
     static constexpr int bias_a = 64, bias_b = 63, lowest = 119;
 
     const Summing& s_;
     const Spec spec_;
     const int64_t depth_, quads_, blocks_;  // quads: groups of four terms in a block
-    const bool nearest_;  // rounding of sums: to nearest, else toward zero
-    const U keep_, magic_;  // magic_: from the exponent of a value to the bits of a number whose ulp is its quantum
-    const I offset_;      // from E to the anchor's bits
+    const bool nearest_;  // whether sums are rounded to nearest, and not toward zero
+    const U keep_, magic_;  // magic_: added to a value's exponent to get the bits of a number whose ulp is its quantum
+    const I offset_;      // added to E to get the bits of the anchor
     struct Side {
         bool taken;
         int digits, low, most;  // the smallest and the largest exponent by which nonzero factors are aligned
@@ -118,13 +119,14 @@ template <class V> class AlignedBlocks {
     };
     Side columns_;
     std::vector<Side> rows_;
-    // Scaled factors, their exponents, and their signs in a byte for four terms. Bytes of a are repeated four times.
+    // Scaled factors, their exponents, and their signs, with one byte for four terms. Bytes of a are repeated four
+    // times.
     std::vector<F> a_, b_;
     std::vector<u32> a_fields_, a_signs_;
     std::vector<Byte> b_fields_, b_signs_, a_terms_;
 
 public:
-    static constexpr int abreast = lanes == 16 ? 4 : 2;  // rows whose sums are computed together, independently
+    static constexpr int abreast = lanes == 16 ? 4 : 2;  // number of rows whose independent sums are computed together
 
     static bool allowed(const Summing& s) {
         if (s.order != sequential || s.width < 0 || s.block > longest_block) return false;
@@ -175,7 +177,7 @@ public:
             const Prepared p(rows_[i], s_.emin_a, bias_a, B::one << (B::mantissa - extra));
             for (int64_t k = 0; k < depth_; ++k) a_[i * depth_ + k] = p.value(x[k]);
             for (int64_t k = 0; k < depth_; ++k) a_fields_[i * depth_ + k] = p.field(x[k]) * 0x01010101u;
-            // First a byte for each term; then a product moves the four bits of a word together.
+            // First, there is one byte for each term. Then a multiplication moves the four bits of a word together.
             const int64_t run = s_.block % 4 ? s_.block : depth_;
             for (int64_t k = 0; k < depth_; k += run) {
                 Byte* signs = a_terms_.data() + k / s_.block * quads_ * 4;
@@ -188,8 +190,8 @@ public:
         }
     }
 
-    // Computes 64 results of row `first` and of as many rows after it as are taken with it. Returns the number of rows;
-    // 0 if the first one is not taken.
+    // Computes 64 results for row `first` and for as many of the next rows as can be computed with it. Returns the
+    // number of rows, or 0 if the first row is rejected.
     int products(int64_t first, float* out_Rx64) const {
         const int64_t left = static_cast<int64_t>(rows_.size()) - first;
         int count = 0;
@@ -223,7 +225,7 @@ private:
     static Side side_of(const float* x, int64_t n, int emin) {
         const ValueRange range = value_range(x, n);
         Side side = {range.finite && range.digits <= (is_float ? 23 - extra : 12), range.digits, 0, 0, range.largest};
-        if (range.most == -1000) return side;  // all zero
+        if (range.most == -1000) return side;  // all values are zero
         side.low = range.least > emin ? range.least : emin;
         side.most = range.most > emin ? range.most : emin;
         side.taken = side.taken && range.least >= -126 && side.low - range.least <= 24 && side.most - side.low <= spread;
@@ -233,9 +235,9 @@ private:
     bool takes(const Side& row) const {
         const int low = row.low + columns_.low, most = row.most > columns_.most ? row.most : columns_.most;
         if (!row.taken || !columns_.taken) return false;
-        // No zero may have an exponent that counts, and no sum may be subnormal in float32, or have digits that
-        // rounding to nearest does not see. Toward zero, no sum may be subnormal or overflow; to nearest, the kernel
-        // handles these.
+        // No zero may have an exponent that matters. No sum may be subnormal in float32, or have digits that rounding
+        // to nearest ignores. When rounding toward zero, no sum may be subnormal or overflow. When rounding to nearest,
+        // the kernel handles these cases.
         const int last = low - s_.width;
         if (last < -126 || low < most - 126 || last < spec_.emin - (nearest_ ? B::mantissa : 0)) return false;
         const double bound = row.largest * columns_.largest * static_cast<double>(depth_);
@@ -271,12 +273,12 @@ private:
         return nearest_ ? sums<R, true>(first, out) : sums<R, false>(first, out);
     }
 
-    // The smallest normal value and the largest value of the sums' format, scaled as a row is, in bits.
+    // The smallest normal value and the largest value of the sums' format, scaled in the same way as a row, as bits.
     struct Rounding {
         U min_normal, max;
     };
 
-    // Returns false if a sum overflows.
+    // Computes the sums. Returns false if a sum overflows.
     template <int R, bool nearest> bool sums(int64_t first, float* out) const {
         F scale[R];
         Rounding rounding[R];
@@ -302,7 +304,7 @@ private:
         return !overflows;
     }
 
-    // Computes E + 127 for the terms begin..end, without the partial sums.
+    // Computes E + 127 for the terms begin to end - 1, without the partial sums.
     template <int R> void fields(int64_t first, int64_t begin, int64_t end, Byte (*out)[panel]) const {
         const u32* a[R];
         for (int r = 0; r < R; ++r) a[r] = a_fields_.data() + (first + r) * depth_;
@@ -332,8 +334,8 @@ private:
         }
     }
 
-    // Rounds values to nearest, ties to even. The result is not -0. Operations round toward zero here, so this adds in
-    // integers if instructions cannot have a rounding direction of their own.
+    // Rounds values to nearest, with ties to even. The result is never -0. Since operations round toward zero here,
+    // this function adds as integers if instructions cannot have their own rounding direction.
     CFP_MEMBER V round_nearest(V value, const Rounding& to, U& overflow) const {
         const U magnitude = (U)value & ~B::sign;
 #if defined(__AVX512F__)
@@ -343,7 +345,7 @@ private:
         return rounded;
 #else
         const int drop = B::mantissa - spec_.mantissa_bits;
-        const V lift = (V)((U)((I)magnitude < (I)to.min_normal) & to.min_normal);  // puts a subnormal's digits in place
+        const V lift = (V)((U)((I)magnitude < (I)to.min_normal) & to.min_normal);  // aligns the digits of a subnormal
         const U digits = (U)((V)magnitude + lift), odd = digits >> drop & 1;
         const U kept = (U)((V)((digits + odd + ((B::one << (drop - 1)) - 1)) & keep_) - lift);
         overflow |= (U)((I)kept > (I)to.max);
@@ -351,8 +353,8 @@ private:
 #endif
     }
 
-    // Not inlined, because the caller sets the direction of rounding. Returns whether a sum rounded to nearest
-    // overflows.
+    // This function must not be inlined, because the caller sets the rounding direction. Returns whether a sum that is
+    // rounded to nearest overflows.
     template <int R, bool nearest>
     __attribute__((noinline)) bool add_blocks(int64_t first, int64_t begin, int64_t end, const Rounding* rounding,
                                               F* acc) const {

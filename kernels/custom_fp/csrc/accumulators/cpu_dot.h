@@ -1,8 +1,8 @@
-// CPU matrix products of an Accumulator. One panel of 64 columns of b is copied into a dense buffer and serves all
+// The CPU matrix products of an Accumulator. A panel of 64 columns of b is copied into a dense buffer and used for all
 // rows.
 //
-// There are two fast paths: aligned blocks (cpu_blocks.h) and sums in panels (cpu_panel.h). dot.h computes what they
-// cannot.
+// There are two fast paths: aligned blocks (cpu_blocks.h) and sums in panels (cpu_panel.h). dot.h computes all results
+// that the fast paths cannot compute.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +17,17 @@
 namespace custom_fp {
 namespace {
 
-// The fast paths do not pay on x86-64 without AVX2, which is only a fallback.
+// The fast paths are not worthwhile on x86-64 without AVX2, which is only a fallback.
 #if defined(__x86_64__) && !defined(__AVX2__)
 constexpr bool has_fast_paths = false;
 #else
 constexpr bool has_fast_paths = true;
 #endif
 
-constexpr int64_t prepared = 1 << 20;  // values of a that are prepared together for all panels
+constexpr int64_t prepared = 1 << 20;  // number of values of a that are prepared together for all panels
 constexpr int most_abreast = AlignedBlocks<FloatLanes>::abreast;
 
-// Aligned blocks of the current rows and columns, which are prepared when they are first needed.
+// The aligned blocks of the current rows and columns, which are prepared when they are first needed.
 template <class V> class PreparedBlocks {
     std::unique_ptr<AlignedBlocks<V>> blocks_;
     bool has_rows_ = false, has_columns_ = false;
@@ -52,11 +52,11 @@ public:
     }
 };
 
-// Computes rows by the first path that is right for them.
+// Computes rows with the first path that is correct for them.
 template <Mode mode> class Rows {
     template <class Sums> using Panels = std::unique_ptr<PanelRows<Sums>>;
-    // The arithmetic in registers of floats, and of doubles for exact products in sums of more digits, and for
-    // roundings whose random bits come after many digits.
+    // Sums in registers of floats and of doubles. Doubles are for exact products in sums of more digits, and for
+    // rounding modes whose random bits follow after many digits.
     template <class... Sums>
     using PanelsOf = std::tuple<Panels<FloatSums>, Panels<FusedSums>, Panels<ExactSums<mode, false>>,
                                 Panels<ExactSums<mode, true>>, Panels<Sums>...>;
@@ -71,10 +71,10 @@ template <Mode mode> class Rows {
     int64_t count_ = 0;
     PreparedBlocks<FloatLanes> few_digits_;
     PreparedBlocks<DoubleLanes> many_digits_;
-    // The panels, in the order in which they are tried. The general one is always right.
+    // The panels, in the order in which they are tried. The general one is always correct.
     std::conditional_t<has_fast_paths, FastPanels, std::tuple<>> panels_;
     Panels<GeneralSums<mode>> general_;
-    bool has_columns_ = false;  // of the panels
+    bool has_columns_ = false;  // whether the panels have the current columns
     ValueRange columns_;
 
     template <class Rows> static void make(std::unique_ptr<Rows>& rows, const Summing& s) {
@@ -93,7 +93,7 @@ public:
         make(general_, s);
     }
 
-    // The rows and the columns that `products` works on.
+    // Sets the rows and the columns for `products`.
     void rows(const float* a_MxK, int64_t count) {
         a_MxK_ = a_MxK;
         count_ = count;
@@ -107,8 +107,8 @@ public:
         many_digits_.new_columns();
     }
 
-    // Computes 64 results of row i and perhaps of some rows after it. Returns the number of rows. `element` is the
-    // index of the first result among random words.
+    // Computes 64 results of row i, and possibly of some rows after it. Returns the number of rows. `element` is the
+    // index of the first result, for its random words.
     int products(int64_t i, float* out_Rx64, u64 element, const Scales& scales, int64_t width) {
         int done = few_digits_.products(a_MxK_, count_, b_Kx64_, i, out_Rx64);
         if (!done) done = many_digits_.products(a_MxK_, count_, b_Kx64_, i, out_Rx64);
@@ -121,7 +121,7 @@ public:
     }
 
 private:
-    // Returns false if no panel can compute the row.
+    // Computes a row with a panel. Returns false if no panel can compute it.
     bool row_of_panel(const float* a, float* out, u64 element) {
         if (!has_columns_) {
             columns_ = value_range(b_Kx64_, depth_ * panel);
@@ -143,7 +143,7 @@ private:
 template <Mode mode>
 void dot_rows_by(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                  int64_t first_row, const Scales& scales, const Summing& summing, int paths) {
-    const int64_t parts = summing.scales ? (K + summing.scales - 1) / summing.scales : 0;  // scales of a row
+    const int64_t parts = summing.scales ? (K + summing.scales - 1) / summing.scales : 0;  // number of scales of a row
     const int64_t wide = (N + random_row - 1) / random_row * random_row;
     std::vector<float> columns(static_cast<size_t>(K) * panel);
     Rows<mode> rows(summing, K, paths);

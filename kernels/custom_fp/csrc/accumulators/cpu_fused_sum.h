@@ -1,4 +1,4 @@
-// Sums of N tensors that are rounded once (fused_sum.h), blocks of elements at a time.
+// Sums of N tensors that are rounded once (fused_sum.h), computed in blocks of elements.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 namespace custom_fp {
 namespace {
 
-constexpr int64_t sum_part = 256;  // elements whose sums stay in the first-level cache
+constexpr int64_t sum_part = 256;  // number of elements whose sums stay in the first-level cache
 
-// Float64 holds most sums exactly. Knuth's TwoSum finds the others, which are added in fixed point.
+// Float64 represents most sums exactly. Knuth's TwoSum detects the others, which are added in fixed point.
 inline void add_exactly(const float* const* x, int tensors, double* out, int64_t begin, int64_t end) {
     double lost[sum_part];
     for (int64_t start = begin; start < end; start += sum_part) {
@@ -56,7 +56,7 @@ inline void add_aligned(const float* const* x, int tensors, double* out, int64_t
     }
 }
 
-// width < 0: exact
+// width < 0: exact sums.
 void fused_sum(const float* const* x, int tensors, double* out, int64_t begin, int64_t end, int width, int emin) {
     if (width < 0)
         add_exactly(x, tensors, out, begin, end);

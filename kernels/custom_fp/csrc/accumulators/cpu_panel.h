@@ -1,7 +1,8 @@
-// Sums of terms one by one, in trees or in exact blocks: what dot.h computes, for 64 results of a row at a time.
+// Sums of terms one by one, in trees or in exact blocks. These are the same sums as in dot.h, but for 64 results of a
+// row at a time.
 //
-// PanelRows has the orders of summation. A class of sums has the arithmetic: it says for which accumulators (`allowed`)
-// and which factors (`takes`) it is right, or whether it was (`trusted`).
+// PanelRows implements the orders of summation. The arithmetic is in classes of sums. Such a class decides for which
+// accumulators (`allowed`) and which factors (`takes`) it is correct, or whether it has been correct (`trusted`).
 #pragma once
 
 #include <type_traits>
@@ -14,7 +15,7 @@
 namespace custom_fp {
 namespace {
 
-constexpr u32 float32 = 23 << 8 | 8;  // the digits of a spec
+constexpr u32 float32 = 23 << 8 | 8;  // the mantissa and exponent bits in the spec of float32
 
 // Float32 arithmetic, rounded to nearest.
 struct FloatSums : LaneSums<FloatLanes, 4> {
@@ -35,7 +36,7 @@ struct FloatSums : LaneSums<FloatLanes, 4> {
         for (int i = 0; i < 4; ++i) out.v[i] = a.v[i] + b.v[i];
         return out;
     }
-    static CFP_MEMBER Value round_again(const Value& x, u64, u32) { return x; }  // a product, which is rounded already
+    static CFP_MEMBER Value round_again(const Value& x, u64, u32) { return x; }  // x is a product that is already rounded
     static CFP_MEMBER Value where_finite(const Value& t, Value x) {
         for (int i = 0; i < 4; ++i)
             x.v[i] = (FloatLanes)((IntLanes)x.v[i] & (IntLanes)(((UintLanes)t.v[i] & 0x7f800000u) != 0x7f800000u));
@@ -43,7 +44,7 @@ struct FloatSums : LaneSums<FloatLanes, 4> {
     }
 };
 
-// Exact products added to float32 sums, rounded to nearest: fused multiply-adds, where the processor has them.
+// Exact products that are added to float32 sums, rounded to nearest: fused multiply-adds if the processor has them.
 struct FusedSums : LaneSums<FloatLanes, 4> {
     static constexpr bool in_blocks = true;
     static bool allowed(const Summing& s) {
@@ -61,11 +62,12 @@ struct FusedSums : LaneSums<FloatLanes, 4> {
 };
 
 // Exact sums, of whole rows or of blocks with the partial sum. If all products and sums are multiples of one power of
-// two and few enough, a double holds them. This is for any formats; a table's values need not be multiples of what the
-// products are, so only the last sum is rounded to one.
+// two, and there are few enough digits, a double represents them. This works for any formats. The values of a table
+// need not be multiples of the same power as the products, so only the last sum is rounded to a table.
 //
-// `wide` sums are two doubles. The first starts as an anchor, which keeps it in one binade: a fused multiply-add then
-// rounds the product to a multiple of that binade's ulp. The second one is the sum of the errors, which are exact.
+// `wide` sums consist of two doubles. The first one starts as an anchor, which keeps it in one binade. A fused
+// multiply-add then rounds the product to a multiple of that binade's ulp. The second double is the sum of the errors,
+// which are exact.
 template <Mode mode, bool wide> class ExactSums {
     static constexpr int vectors = wide ? 4 : 8, width = lanes / 2;
     const Quantizer<mode> quantizer_;
@@ -95,12 +97,12 @@ public:
         if (!a.finite || !b.finite || a.least < -126 || b.least < -126) return false;
         if (a.least > 500 || b.least > 500) return !wide;  // all products are zero
         const int last = a.least + b.least - (a.digits - 1) - (b.digits - 1);
-        int first = a.most + b.most + 4;  // a product is below 4 of its exponent, a rounded sum at most twice the sum
+        int first = a.most + b.most + 4;  // a product is below 4 * 2^exponent, and a rounded sum is at most twice the sum
         int depth_bits = 1;
         for (int64_t n = depth; n > 0; n >>= 1) ++depth_bits;
         first += depth_bits;
         if (!wide) return first - last <= 53;
-        const int ulp = last + 53 - depth_bits;  // errors, and their sum, are multiples of 2^last below 2^53 of these
+        const int ulp = last + 53 - depth_bits;  // the errors and their sum are multiples of 2^last, and below 2^53 such units
         anchor_ = 0x1.8p52 * power_of_two<double>(ulp) - DoubleLanes{};
         return first <= ulp + 51;
     }
@@ -132,7 +134,7 @@ public:
             std::memcpy(error, acc.error, sizeof acc.error);
             for (int j = 0; j < columns; ++j) sum[j] = add_to_odd(sum[j], error[j]);
         }
-        if (is_usual_)  // in a loop that compilers vectorize
+        if (is_usual_)  // uses a loop that compilers vectorize
             for (int j = 0; j < columns; ++j) sum[j] = round<mode>(sum[j], quantizer_.rounder, 0);
         else
             for (int j = 0; j < columns; ++j) sum[j] = quantizer_(sum[j], 0);
@@ -144,7 +146,7 @@ public:
     }
 };
 
-// Any usual formats and any rounding.
+// For any usual formats and any rounding mode.
 template <Mode mode> class GeneralSums {
     const Rounder<double> sum_, product_;
     const bool exact_;
@@ -210,7 +212,7 @@ template <class Sums> class PanelRows {
     const Quantizer<nearest_even> total_;
     std::vector<Factor> widened_;
     const Factor* b_Kx64_ = nullptr;
-    // of the strip of columns that is computed
+    // These belong to the strip of columns that is being computed.
     const float* a_ = nullptr;
     const Factor* b_ = nullptr;
     u64 element_ = 0;
@@ -225,8 +227,8 @@ public:
     void new_columns() { b_Kx64_ = nullptr; }
     bool takes(const ValueRange& a, const ValueRange& b, int64_t depth) { return sums_.takes(a, b, depth); }
 
-    // Computes 64 results of a row. `element` is the index of the first among random words. Returns false if the
-    // results may be wrong.
+    // Computes 64 results of a row. `element` is the index of the first result, for its random words. Returns false if
+    // the results may be wrong.
     bool row(const float* a, const float* b_Kx64, float* out, int64_t depth, u64 element) {
         sums_.begin();
         if (!b_Kx64_) set_columns(b_Kx64, depth);
@@ -263,7 +265,7 @@ private:
                 std::memcpy(total, acc, sizeof total);
             else if (total_.table)
                 for (int j = 0; j < Sums::columns; ++j) total[j] = total_(add_to_odd(total[j], acc[j]), 0);
-            else  // in a loop that compilers vectorize
+            else  // uses a loop that compilers vectorize
                 for (int j = 0; j < Sums::columns; ++j)
                     total[j] = round<nearest_even>(add_to_odd(total[j], acc[j]), total_.rounder, 0);
         }
@@ -274,7 +276,7 @@ private:
     CFP_MEMBER Value add(Sums& sums, const Value& a, const Value& b) { return sums.sum(a, b, element_, 2 * rounded_++ + 1); }
 
     __attribute__((noinline)) void segment(int64_t begin, int64_t end, double* out) {
-        Sums sums = sums_;  // in registers meanwhile
+        Sums sums = sums_;  // a local copy, which is kept in registers
         if constexpr (Sums::in_blocks)
             Sums::store(blocks(sums, begin, end), out);
         else if (s_.order == pairwise && s_.block == 1)
@@ -287,7 +289,7 @@ private:
     }
 
     CFP_MEMBER Value blocks(Sums& sums, int64_t begin, int64_t end) {
-        const bool is_one = s_.order == exact_order || std::is_same<Sums, FusedSums>::value;  // its blocks are terms
+        const bool is_one = s_.order == exact_order || std::is_same<Sums, FusedSums>::value;  // for FusedSums, a block is a term
         const int64_t block = is_one ? end - begin : s_.block;
         Value acc = Sums::zero();
         for (int64_t first = begin; first < end; first += block) {

@@ -1,12 +1,13 @@
-// The matrix products of an Accumulator: out[z] (MxN) = a[z] (MxK) b[z] (KxN). A thread computes one result. Part of
-// custom_fp.cu. a_step, b_step: elements from one matrix of the batch to the next; 0: the batch shares one matrix.
+// The matrix products of an Accumulator: out[z] (MxN) = a[z] (MxK) b[z] (KxN). Each thread computes one result at a
+// time. a_step and b_step are the numbers of elements from one matrix of the batch to the next, or 0 if the batch
+// shares one matrix. Part of custom_fp.cu.
 #pragma once
 
 template <Mode mode>
 CFP_FN void dot_products(const float* a, const float* b, float* out, i64 batch, i64 M, i64 K, i64 N, i64 a_step,
                          i64 b_step, const Scales& scales, const Summing& summing) {
     const Dot<mode> dot(summing);
-    const i64 parts = summing.scales ? (K + summing.scales - 1) / summing.scales : 0;  // scales of a row
+    const i64 parts = summing.scales ? (K + summing.scales - 1) / summing.scales : 0;  // number of scales of a row
     const i64 wide = (N + random_row - 1) / random_row * random_row;
     for (i64 at = thread_index(); at < batch * M * N; at += thread_count()) {
         const i64 row = at / N, column = at % N, z = row / M;  // row: among all rows of the batch

@@ -1,5 +1,5 @@
-// One dot product as an Accumulator (accumulator.py) sums it: the general path on the CPU, and the work of a thread on
-// a GPU. accumulators/reference.py defines the result, bit for bit.
+// One dot product, summed as an Accumulator (accumulator.py) specifies: the general path on the CPU, and the work of a
+// thread on a GPU. accumulators/reference.py defines the result, bit for bit.
 #pragma once
 
 #include "custom_fp.h"
@@ -10,18 +10,18 @@ namespace custom_fp {
 
 enum Order { sequential = 0, pairwise = 1, exact_order = 2 };
 
-// The members of Accumulator.flat, and its rule.
+// The members of Accumulator.flat, and the members of its rule.
 struct Summing {
-    u32 sum, product, total;  // specs; product 0: exact
+    u32 sum, product, total;  // specs; product is 0 if products are exact
     int order, block, width;  // width < 0: terms are not aligned
-    int emin_a, emin_b;       // of the factors' formats
+    int emin_a, emin_b;       // the emin of the factors' formats
     int kahan;
-    i64 chunk;                // 0: no chunks
+    i64 chunk;                // 0 means no chunks
     int flush;
-    int join, join_acc;       // join 0: acc is aligned with the terms
+    int join, join_acc;       // join is 0 if acc is aligned with the terms
     int split;
-    int group, scales;        // scales: terms under one scale; 0: no scales
-    // Tables, for formats that are a table of values; their spec is that of float32. Null: no table.
+    int group, scales;        // scales: the number of terms that share a scale, or 0 if there are no scales
+    // Tables, for formats that are tables of values. The spec of such a format is that of float32. Null: no table.
     const i32 *sum_table, *product_table, *total_table;
     int mode, overflow;
     u64 seed;
@@ -30,22 +30,22 @@ struct Summing {
 
 // The exponents of the scales of one row of a, which are adjacent, and of one column of b.
 struct Scales {
-    const i32 *a, *b;  // null: no scales
+    const i32 *a, *b;  // null if there are no scales
     i64 b_step;
 
     // Returns the scales that start at these offsets.
     CFP_MEMBER Scales from(i64 of_a, i64 of_b) const { return a ? Scales{a + of_a, b + of_b, b_step} : *this; }
 };
 
-// Whether all formats are binary floating point with a sign and a -0, without scales, flush and join.
+// Returns whether all formats are binary floating point with a sign and a -0, without scales, flush and join.
 CFP_FN bool is_usual(const Summing& s) {
     const u32 specs = s.sum | s.product | s.total, unusual = 1u << 31 | 1u << 15;
     return !(specs & unusual) && !s.flush && !s.join && !s.scales && !s.sum_table && !s.product_table && !s.total_table;
 }
 
-constexpr int zero_exponent = -126;  // by which a factor or a partial sum of zero is aligned
-constexpr int group_digits = 8;      // of a group's products, below the sum of the exponents of their scales
-constexpr i64 random_row = 128;      // a row of random words has a multiple of this many columns
+constexpr int zero_exponent = -126;  // the exponent by which a factor or a partial sum of zero is aligned
+constexpr int group_digits = 8;      // digits of a group's products below the sum of the exponents of their scales
+constexpr i64 random_row = 128;      // columns are rounded up to a multiple of this to number results for random words
 
 // The exact sum of doubles that are multiples of 2^-298 below 2^256, in fixed point (Kulisch).
 struct ExactSum {
@@ -55,12 +55,12 @@ struct ExactSum {
     CFP_MEMBER void clear() {
         for (int i = 0; i < words; ++i) w[i] = 0;
     }
-    CFP_MEMBER void add(double x) {  // finite
+    CFP_MEMBER void add(double x) {  // x must be finite
         const u64 bits = to_bits(x), magnitude = bits & ~Bits<double>::sign;
-        if (magnitude == 0) return;  // none is subnormal
+        if (magnitude == 0) return;  // other terms are never subnormal
         u64 digits = (magnitude & 0xfffffffffffffull) | 0x10000000000000ull;
         int place = static_cast<int>(magnitude >> 52) - 1023 - 52 - lowest;
-        if (place < 0) digits >>= -place, place = 0;  // zeros
+        if (place < 0) digits >>= -place, place = 0;  // removes only zeros
         const int first = place >> 6, shift = place & 63;
         const u64 low = digits << shift, high = shift ? digits >> (64 - shift) : 0;
         if (bits >> 63) {
@@ -96,7 +96,7 @@ struct ExactSum {
         if (top < 0) return 0.0;
         int bit = 63;
         while (!(v[top] >> bit)) --bit;
-        const int last = top * 64 + bit - 52;  // place of the last of 53 digits
+        const int last = top * 64 + bit - 52;  // the position of the last of 53 digits
         u64 digits, rest = 0;
         if (last <= 0) {
             digits = v[0];  // exact
@@ -120,26 +120,26 @@ struct Digits {
     int unit, exponent;
 };
 
-// scale: exponent of the scale that a code was multiplied by. emin and zero_exponent are those of codes.
+// scale: the exponent of the scale by which a code was multiplied. emin and zero_exponent refer to codes.
 CFP_FN Digits digits_of(float x, int emin, int scale = 0) {
     const u32 bits = to_bits(x), magnitude = bits & 0x7fffffffu, field = magnitude >> 23;
     const i64 significand = (magnitude & 0x7fffffu) | (field ? 0x800000u : 0);
     const int least = emin + scale, unit = (field ? static_cast<int>(field) - 127 : -126) - 23;
     if (magnitude == 0) return {0, zero_exponent - 23, zero_exponent + scale};
-    int exponent = unit + 23;  // without scales, emin is at least that of a subnormal
+    int exponent = unit + 23;  // without scales, emin is at least the exponent of any subnormal
     if (!field && least < exponent)
         for (u32 first = 0x800000u; !(magnitude & first); first >>= 1) --exponent;
     return {bits >> 31 ? -significand : significand, unit, exponent < least ? least : exponent};
 }
 
-// trunc(significand * 2^shift). A shift to the left must fit.
+// Returns trunc(significand * 2^shift). If the shift is to the left, the result must fit.
 CFP_FN i64 cut(i64 significand, int shift) {
     const i64 magnitude = significand < 0 ? -significand : significand;
     const i64 kept = shift >= 0 ? magnitude << shift : shift < -62 ? 0 : magnitude >> -shift;
     return significand < 0 ? -kept : kept;
 }
 
-// A 64-bit integer times 2^unit as a double, rounded to odd.
+// Returns a 64-bit integer times 2^unit as a double, rounded to odd.
 CFP_FN double odd_double(i64 s, int unit) {
     const i64 magnitude = s < 0 ? -s : s;
     if (magnitude >> 53) {
@@ -149,7 +149,7 @@ CFP_FN double odd_double(i64 s, int unit) {
     return static_cast<double>(s) * power_of_two<double>(unit);
 }
 
-// The random bits of the element with an index, as far as `mask` (Rule::mask) counts them.
+// Returns the random bits of the element with an index. Bits that `mask` (Rule::mask) omits are zero.
 CFP_FN u32 bits_of_element(u64 index, u32 stream, u64 seed, u32 mask) {
     const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = half_of(random_words(index / group, lane, stream, 0, seed).w[place / 2], place);
@@ -159,7 +159,7 @@ CFP_FN u32 bits_of_element(u64 index, u32 stream, u64 seed, u32 mask) {
 
 CFP_FN bool is_finite(double x) { return (to_bits(x) & Bits<double>::infinity) != Bits<double>::infinity; }
 
-// Like make_rounder, but toward_zero overflows too if it cuts off a value past the largest one.
+// Like make_rounder, but toward_zero also overflows if it truncates a value past the largest one.
 template <class F> CFP_FN Rounder<F> overflowing_rounder(u32 spec, int mode, int overflow) {
     Rounder<F> r = make_rounder<F>(unpack_spec(spec), mode, overflow);
     if (mode == toward_zero && overflow == infinity) r.overflow = r.overflow_below = r.infinity;
@@ -173,7 +173,7 @@ CFP_FN float magnitude_of(float x) { return from_bits(to_bits(x) & 0x7fffffffu);
 template <Mode mode> struct Quantizer {
     Rounder<double> rounder;
     const i32* table;
-    double smallest;  // smaller magnitudes become zero; 0: none do
+    double smallest;  // smaller magnitudes become zero; 0 keeps all
 
     CFP_MEMBER double operator()(double x, u32 random) const {
         if (table) return in_table(x, random);
@@ -187,7 +187,7 @@ private:
         const Table t = open_table(table);
         return static_cast<double>(mode == stochastic ? value_in(x, t, random) : value_in(to_odd_float32(x), t, 0));
     }
-    // Like settle(), but x decides: finite numbers may overflow here although toward_zero does not.
+    // Like settle(), but decides by x, because finite numbers may overflow here although toward_zero does not overflow.
     CFP_MEMBER double settled(double x, double y) const {
         const u64 bits = to_bits(y);
         if (!(bits >> 63)) return y;
@@ -207,16 +207,16 @@ CFP_LARGE_FN Quantizer<nearest_even> quantizer_of_total(const Summing& s) {
     return {make_rounder<double>(unpack_spec(s.total), nearest_even, infinity), s.total_table, 0.0};
 }
 
-// floor(s * 2^shift). A shift to the left must fit.
+// Returns floor(s * 2^shift). If the shift is to the left, the result must fit.
 CFP_FN i64 lowered(i64 s, int shift) { return shift >= 0 ? s << shift : s >> (shift < -62 ? 62 : -shift); }
 
-// mode: template_of(mode, overflow, true) for the Summing
+// mode: template_of(mode, overflow, true) for the Summing.
 template <Mode mode> class Dot {
     const Summing& s_;
     const Quantizer<mode> sum_, product_;
     const Quantizer<nearest_even> total_;
     const int emin_;
-    const float smallest_a_, smallest_b_;  // of factors, as in Quantizer
+    const float smallest_a_, smallest_b_;  // smaller factors become zero, as in Quantizer
 
 public:
     CFP_MEMBER explicit Dot(const Summing& s)
@@ -226,11 +226,11 @@ public:
           smallest_a_(s.flush ? power_of_two<float>(s.emin_a) : 0.0f),
           smallest_b_(s.flush ? power_of_two<float>(s.emin_b) : 0.0f) {}
 
-    // Sums a[k * a_step] * b[k * b_step]. element: the index of the result among random words.
+    // Returns the sum of a[k * a_step] * b[k * b_step]. element: the index of the result, for its random words.
     CFP_MEMBER float operator()(const float* a, i64 a_step, const float* b, i64 b_step, i64 depth, u64 element,
                                 const Scales& scales) const {
         const Call call = {a, b, a_step, b_step, element, scales};
-        u32 sums = 0;  // number of sums rounded so far
+        u32 sums = 0;  // the number of sums that have been rounded so far
         if (s_.chunk == 0) return canonical(static_cast<float>(segment(call, 0, depth, sums)));
         double total = 0;
         for (i64 begin = 0; begin < depth; begin += s_.chunk) {
@@ -291,7 +291,7 @@ private:
     CFP_LARGE_MEMBER double exactly(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
         ExactSum sum;
         sum.clear();
-        double plain = acc;  // infinite or NaN if a term is
+        double plain = acc;  // becomes infinite or NaN only if a term is
         if (is_finite(acc)) sum.add(acc);
         for (i64 k = begin; k < end; ++k) {
             const double x = term(call, k);
@@ -301,7 +301,7 @@ private:
         return rounded(is_finite(plain) ? sum.value() : plain, call, sums);
     }
 
-    // Two sums of equally many terms are added as soon as both exist.
+    // Adds terms in a tree. Two sums of equally many terms are added as soon as both exist.
     CFP_LARGE_MEMBER double tree(const Call& call, i64 begin, i64 end, u32& sums) const {
         double waiting[40];
         int count = 0;
@@ -329,24 +329,24 @@ private:
         return acc;
     }
 
-    // The exponents of the scales of product k's factors.
+    // Return the exponents of the scales of product k's factors.
     CFP_MEMBER int scale_a(const Call& call, i64 k) const { return s_.scales ? call.scales.a[k / s_.scales] : 0; }
     CFP_MEMBER int scale_b(const Call& call, i64 k) const {
         return s_.scales ? call.scales.b[k / s_.scales * call.scales.b_step] : 0;
     }
     CFP_MEMBER Digits digits_a(const Call& call, i64 k) const { return digits_of(call.x(k), s_.emin_a, scale_a(call, k)); }
     CFP_MEMBER Digits digits_b(const Call& call, i64 k) const { return digits_of(call.y(k), s_.emin_b, scale_b(call, k)); }
-    // The exponent by which product k, or the group that starts with it, is aligned.
+    // Returns the exponent by which product k, or the group that starts with it, is aligned.
     CFP_MEMBER int exponent(const Call& call, i64 k) const {
         if (s_.group > 1) return scale_a(call, k) + scale_b(call, k);
         return digits_a(call, k).exponent + digits_b(call, k).exponent;
     }
-    // Product k in units of 2^unit, cut off.
+    // Returns product k in units of 2^unit, truncated.
     CFP_MEMBER i64 cut_product(const Call& call, i64 k, int unit) const {
         const Digits x = digits_a(call, k), y = digits_b(call, k);
         return cut(x.significand * y.significand, x.unit + y.unit - unit);
     }
-    // The exact sum of the products of the group that starts with k, in units of 2^unit, cut off.
+    // Returns the exact sum of the products of the group that starts with k, in units of 2^unit, truncated.
     CFP_MEMBER i64 cut_group(const Call& call, i64 k, i64 end, int unit) const {
         if (s_.group == 1) return cut_product(call, k, unit);
         const int exact = exponent(call, k) - group_digits;
@@ -357,7 +357,7 @@ private:
     }
 
     CFP_MEMBER double aligned(const Call& call, double acc, i64 begin, i64 end, u32& sums) const {
-        double plain = acc, past = 0;  // past: the sum of infinities for products past float32's range
+        double plain = acc, past = 0;  // past: sums an infinity for each product past float32's range
         for (i64 k = begin; k < end; ++k) {
             const double product = exact_term(call, k);
             plain += product;
@@ -370,7 +370,7 @@ private:
         return s_.join ? joined(call, c, begin, end, sums) : together(call, c, begin, end, sums);
     }
 
-    // Aligns acc and the terms by one exponent.
+    // Aligns acc and the terms by the same exponent and adds them.
     CFP_MEMBER double together(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
         int largest = c.exponent;
         for (i64 k = begin; k < end; k += s_.group) {
@@ -383,7 +383,7 @@ private:
         return rounded(odd_double(sum, unit), call, sums) + 0.0;
     }
 
-    // Aligns the terms by their exponent, then their sum and acc by another one.
+    // Aligns and adds the terms, and then aligns and adds their sum and acc, by another exponent.
     CFP_MEMBER double joined(const Call& call, const Digits& c, i64 begin, i64 end, u32& sums) const {
         i64 sum = 0;
         int top = 2 * zero_exponent;

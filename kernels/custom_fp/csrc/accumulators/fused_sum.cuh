@@ -1,5 +1,5 @@
-// Sums that are rounded once. A thread adds one element of `tensors` arrays of n elements. width < 0: exact. Part of
-// custom_fp.cu.
+// Sums that are rounded once. A thread adds one element of `tensors` arrays of n elements. width < 0: exact sums. Part
+// of custom_fp.cu.
 #pragma once
 
 #include "accumulators/fused_sum.h"

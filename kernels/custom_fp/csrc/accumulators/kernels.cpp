@@ -1,5 +1,5 @@
-// The kernels of accumulators for one instruction set. CMake compiles this file once for each, with CFP_ISA as its
-// name.
+// The kernels for accumulators, for one instruction set. CMake compiles this file once for each instruction set, with
+// CFP_ISA as its name.
 #include "accumulators/cpu_fused_sum.h"
 #include "accumulators/cpu_dot.h"
 #include "cpu/isa.h"

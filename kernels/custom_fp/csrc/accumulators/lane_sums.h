@@ -1,8 +1,8 @@
-// Sums for cpu_panel.h with a strip of columns in registers. They round to nearest by adding a power of two
-// (shortcuts.h); toward zero and stochastically, they use that the processor rounds toward zero.
+// Sums for cpu_panel.h with a strip of columns in registers. To round to nearest, they add a power of two
+// (shortcuts.h). To round toward zero and stochastically, they let the processor round toward zero.
 //
-// V is FloatLanes if 24 digits are enough, else DoubleLanes. Results that are not `trusted` are computed again by
-// GeneralSums.
+// V is FloatLanes if 24 digits are enough, and otherwise DoubleLanes. Results that are not `trusted` are computed again
+// by GeneralSums.
 #pragma once
 
 #include <cfenv>
@@ -49,7 +49,7 @@ CFP_FN IntLanes smaller_of(IntLanes a, IntLanes b) {
 }
 CFP_FN LongLanes smaller_of(LongLanes a, LongLanes b) { return a < b ? a : b; }
 
-// Writes the random bits of 64 elements: half a group, starting at a multiple of 64.
+// Writes the random bits of 64 elements, which are half a group. `element` must be a multiple of 64.
 CFP_LARGE_FN void random_panel(u32* out, u64 element, u32 stream, u64 seed, u32 mask) {
     u32 upper[group], lower[group];
     const u64 first = element / group * group, skip = element - first;
@@ -76,15 +76,15 @@ template <class V, int vectors> struct Strip {
     V v[vectors];
 };
 
-// Whether terms are added one by one or in trees.
+// Returns whether terms are added one by one or in trees.
 inline bool adds_terms(const Summing& s) {
     return s.width < 0 && (s.order == pairwise || (s.order == sequential && s.block == 1));
 }
 
-// What all of these sums have in common.
+// The common part of all classes of sums in this file.
 template <class V, int vectors> class LaneSums {
 public:
-    static constexpr bool in_blocks = false;  // whether it adds products to exact or fused sums
+    static constexpr bool in_blocks = false;  // whether products are added to exact or fused sums
     static constexpr int direction = FE_TONEAREST;
     typedef float Factor;
     typedef Strip<V, vectors> Value;
@@ -117,7 +117,7 @@ protected:
         for (int i = 0; i < width; ++i) all = all && seen_[i] <= limit;
         return all;
     }
-    // Whether all products are values of F.
+    // Returns whether all products are values of F.
     static bool holds_products(const ValueRange& a, const ValueRange& b) {
         return !is_float || (a.digits + b.digits <= 24 && a.least + b.least >= -98 && a.most + b.most <= 124);
     }
@@ -132,13 +132,13 @@ public:
         for (V& v : x.v) v = -v;
         return x;
     }
-    static CFP_MEMBER Value where_finite(const Value&, const Value& x) { return x; }  // results with other values are not trusted
+    static CFP_MEMBER Value where_finite(const Value&, const Value& x) { return x; }  // results that are not finite are not trusted
     static CFP_MEMBER void store(const Value& x, double* to) {
         for (int i = 0; i < columns; ++i) to[i] = static_cast<double>(x.v[i / width][i % width]);
     }
 };
 
-// To nearest, ties to even.
+// Sums that are rounded to nearest, with ties to even.
 template <class V, bool exact> class NearSums : public LaneSums<V, 4> {
     typedef LaneSums<V, 4> Q;
     typedef typename Q::I I;
@@ -151,7 +151,7 @@ template <class V, bool exact> class NearSums : public LaneSums<V, 4> {
 public:
     typedef typename Q::Value Value;
 
-    // Sums of values need 2 p + 2 digits, sums to odd p + 2.
+    // Sums of values need 2 p + 2 digits, and sums that are rounded to odd need p + 2.
     static bool allowed(const Summing& s) {
         return Q::allowed(s) && s.mode == nearest_even && exact == (s.product == 0) &&
                unpack_spec(s.sum).mantissa_bits <= (Q::is_float ? 10 : 23);
@@ -192,7 +192,7 @@ public:
     }
 
 private:
-    // add(magic) returns the sum of magic and the exact value of which x is the rounded one.
+    // add(magic) must return the sum of magic and the exact value of which x is the rounded one.
     template <class Add> CFP_MEMBER V rounded(V x, const Add& add) {
         const I magnitude = smaller_of((I)((U)x & ~B::sign), this->top_);
         this->seen_ = larger_of(this->seen_, magnitude);
@@ -207,8 +207,8 @@ private:
     }
 };
 
-// Toward zero, and stochastic. The processor rounds toward zero, so that the digits it returns are right; random bits
-// are added to them before they are cut off.
+// Sums that are rounded toward zero or stochastically. The processor rounds toward zero, so the digits that it returns
+// are correct. Random bits are added to them before they are truncated.
 template <class V, bool random> class CutSums : public LaneSums<V, panel * sizeof(typename Lane<V>::F) / sizeof(V)> {
     static constexpr int vectors = panel * sizeof(typename Lane<V>::F) / sizeof(V);
     typedef LaneSums<V, vectors> Q;
@@ -228,7 +228,7 @@ public:
 
     static bool allowed(const Summing& s) {
         const int bits = random ? __builtin_popcount(s.mask) : 0, digits = unpack_spec(s.sum).mantissa_bits + bits;
-        const bool cuts = !random || !(s.mask & 1);  // only the form of stochastic rounding that cuts off
+        const bool cuts = !random || !(s.mask & 1);  // only Form.CUT of stochastic rounding
         return Q::allowed(s) && cuts && s.mode == (random ? stochastic : toward_zero) && digits <= (Q::is_float ? 22 : 51);
     }
     explicit CutSums(const Summing& s)
@@ -261,7 +261,7 @@ private:
         if (random) random_panel(words, element, stream, seed_, mask_);
         for (int i = 0; i < vectors; ++i) {
             const U magnitude = (U)x.v[i] & ~B::sign;
-            const V lift = (V)((U)((I)magnitude < min_normal_) & (U)min_normal_);  // puts a subnormal's digits in place
+            const V lift = (V)((U)((I)magnitude < min_normal_) & (U)min_normal_);  // aligns the digits of a subnormal
             U digits = (U)((V)magnitude + lift);
             if (random) digits += added(words + i * Q::width);
             const I kept = smaller_of((I)((V)(digits & keep_) - lift), this->top_);
@@ -270,7 +270,7 @@ private:
         }
         return x;
     }
-    // Aligns the first random bit with the first digit that is cut off.
+    // Aligns the first random bit with the first digit that is truncated.
     CFP_MEMBER U added(const u32* words) const {
         if constexpr (Q::is_float) {
             UintLanes word;

@@ -1,4 +1,4 @@
-// CPU sums of tensors, each partial sum rounded. See cpu/kernels.h for the contract.
+// Sums of tensors on the CPU, with every partial sum rounded. See cpu/kernels.h for the interface.
 #pragma once
 
 #include <memory>
@@ -9,31 +9,32 @@
 namespace custom_fp {
 namespace {
 
-constexpr int64_t sum_block = 512;  // the most elements per block; a few arrays of them fit in the first-level cache
+constexpr int64_t sum_block = 512;  // the most elements per block; a few such arrays fit in the first-level cache
 
 constexpr int terms_per_pass = 8;
 
-// The methods of rounding a sum, fastest first. The first ones are right under conditions that are checked afterwards.
+// The methods of rounding a sum, fastest first. The first ones are correct under conditions that are checked
+// afterwards.
 enum SumMethod {
     plain,         // the format is float32 itself
-    members,       // NearRounder: right if all terms are values of the format
-    ties,          // NearRounder: right while no float32 sum is a tie
-    wide_members,  // WideNearRounder, where NearRounder is not allowed: right if all terms are values of the format
-    wide,          // WideNearRounder of sums to odd
-    randomly,      // RandomRounder: rounding the sum to float32 matters no more to it than a digit that lifting rounds
-    few_randomly,  // the same with few random bits, which decide only if float32 rounds neither
-    settled,       // `general`, then settle() (custom_fp.h)
-    narrow,        // the general Rounder in float, of sums to odd, for formats of up to 21 mantissa bits
-    general,       // the general Rounder in double, of sums to odd
+    members,       // NearRounder: correct if all terms are values of the format
+    ties,          // NearRounder: correct if no float32 sum is a tie
+    wide_members,  // WideNearRounder if NearRounder is not allowed: correct if all terms are values of the format
+    wide,          // WideNearRounder for sums that were rounded to odd
+    randomly,      // RandomRounder: a float32 sum is treated like digits that adding min_normal may have rounded
+    few_randomly,  // the same with few random bits, which decide only if neither addition has rounded
+    settled,       // `general`, followed by settle() (custom_fp.h)
+    narrow,        // the general Rounder in float for sums rounded to odd, for formats of up to 21 mantissa bits
+    general,       // the general Rounder in double for sums rounded to odd
 };
 
 // The terms of one block of elements.
 struct Terms {
-    int64_t begin, count;  // of elements
+    int64_t begin, count;  // the index of the first element, and the number of elements
     int tensors;
     bool kahan;
     const void* const* x;    // tensors of floats, or of floats and doubles
-    const uint8_t* is_wide;  // which tensors hold doubles; null: none
+    const uint8_t* is_wide;  // for each tensor, whether it contains doubles; null if none does
     // If not null, unpack(codec, r) returns the block's elements of tensor r. They stay valid for `terms_per_pass` more
     // calls.
     const float* (*unpack)(void* codec, int r);
@@ -51,7 +52,7 @@ struct Terms {
     }
 };
 
-// Partial sums over blocks of elements.
+// Computes partial sums over blocks of elements.
 template <Mode mode> class Accumulator {
 public:
     float acc[sum_block];  // the sum of the last block
@@ -67,16 +68,16 @@ public:
           fast(rule.mode == nearest_even && NearRounder::allowed(spec)), known_members(of_members),
           needs_settling(!spec.is_signed || rule.overflow == propagate) {}
 
-    // Leaves the sum of the terms in acc. Returns true if all sums are known to be finite.
+    // Computes the sum of the terms in acc. Returns true if all sums are known to be finite.
     bool sum(const Terms& terms) {
         const bool finite = make_sum(terms);
-        if (!spec.is_plain)  // the sign of a partial sum that is zero affects no later sum except its own sign
+        if (!spec.is_plain)  // the sign of a zero partial sum affects no later sum, except for the sign of a zero
             for (int64_t i = 0; i < terms.count; ++i) acc[i] += 0.0f;
         return finite;
     }
 
 private:
-    static constexpr int most_ties = 8;  // blocks in a row with a tie before that method is given up
+    static constexpr int most_ties = 8;  // give up the method `ties` after this many consecutive blocks with a tie
     Spec spec;
     Rounder<double> rounder;
     Rounder<float> narrow_rounder;
@@ -87,7 +88,7 @@ private:
     u32 mask;
     bool few;
     bool is_float32, fast, known_members, needs_settling;
-    bool may_be_members = true;  // all terms so far were values of the format
+    bool may_be_members = true;  // whether all terms so far were values of the format
     int attempts = most_ties;
     float c[sum_block];
     u32 random[4][mode == stochastic ? sum_block + group : 1];
@@ -98,7 +99,7 @@ private:
         if (terms.is_wide) {
             attempt_generally<double>(terms);
         } else if constexpr (mode == otherwise) {
-            // without a sign, a correction may be negative, and terms that are values of the format are not
+            // In a format without a sign, a correction may be negative, so terms may not be values of the format.
             if (fast && may_be_members && (spec.is_signed || !terms.kahan) && attempt<members>(terms)) return true;
             attempt_generally(terms);
         } else if (is_float32) {
@@ -110,7 +111,7 @@ private:
             attempt<general>(terms);
         } else {
             if (fast && may_be_members && attempt<members>(terms)) return true;
-            // one float32 sum to odd is faster than one in double; four of them are not
+            // One float32 sum that is rounded to odd is faster than one in double, but four of them are not.
             const bool widely = !fast && (terms.kahan || spec.mantissa_bits > 21);
             if (widely && may_be_members && attempt<wide_members>(terms)) return true;
             if (widely && !known_members && attempt<wide>(terms)) return true;
@@ -170,7 +171,7 @@ private:
         return method == plain || method == narrow || method == general || method == settled || (checks.largest <= near.limit && checks.tie != NearRounder::tie);
     }
 
-    // Draws the random bits of the block's elements for one step: the first half of them, or all.
+    // Draws the random bits of the block's elements for one step: only the first half, or all.
     void draw(int64_t begin, int64_t count, int step, int streams, bool all) {
         const u64 index = offset + static_cast<u64>(begin), aligned = index / group * group;
         first_random = static_cast<int64_t>(index - aligned);
@@ -195,13 +196,13 @@ private:
         RandomRounder random;
     };
 
-    // Returns whether a + b is exact in float32: the error of Knuth's TwoSum is zero.
+    // Returns whether a + b is exact in float32, which means that the error of Knuth's TwoSum is zero.
     static CFP_MEMBER bool is_exact(float a, float b) {
         const float total = a + b, b_part = total - a;
         return (a - (total - b_part)) + (b - b_part) == 0.0f;
     }
 
-    // Q(a + b). G is double if terms are.
+    // Returns Q(a + b). G is double if the terms are doubles.
     template <SumMethod method, class G>
     static CFP_MEMBER float rounded_sum(G a, float b, const Rounders& q, u32 random, BlockChecks<float>& checks) {
         if constexpr (method == randomly)
@@ -225,7 +226,7 @@ private:
         }
     }
 
-    // acc = Q(acc + g)
+    // Computes acc = Q(acc + g).
     template <SumMethod method, class G> void add(const G* g, int64_t count, BlockChecks<float>& all) {
         const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
         BlockChecks<float> checks = all;
@@ -235,7 +236,7 @@ private:
         all = checks;
     }
 
-    // Adds several terms in one pass, with four registers of partial sums, which the processor computes independently.
+    // Adds several terms in one pass. The processor computes four registers of partial sums independently.
     template <SumMethod method> void add_some(const float* const* g, int64_t begin, int terms, int64_t count, BlockChecks<float>& all) {
         const NearRounder q = near;
         BlockChecks<FloatLanes> met_lanes;
@@ -279,9 +280,9 @@ private:
         return a + b;
     }
 
-    // y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t; c = 0 once t is not finite
+    // Computes y = Q(g - c); t = Q(acc + y); c = Q(Q(t - acc) - y); acc = t. If t is not finite, c is set to 0.
     template <SumMethod method, class G> void add_kahan(const G* g, int64_t count, BlockChecks<float>& all) {
-        // y, t, acc and c are values of the format
+        // y, t, acc and c are values of the format.
         constexpr SumMethod inner = method == ties ? members : method == wide ? wide_members : method;
         const Rounders q = {rounder, narrow_rounder, near, wide_near, random_rounder};
         BlockChecks<float> checks = all;
@@ -315,7 +316,7 @@ template <class Body> void with_accumulator(const Rule& rule, bool of_members, c
 
 void accumulate_range(const void* const* x, const uint8_t* is_wide, int tensors, float* out, int64_t begin, int64_t end,
                       const Rule& rule, bool kahan) {
-    constexpr int64_t step = 128;  // short, so that the memory of all tensors is read in steady streams
+    constexpr int64_t step = 128;  // small, so that the memory of all tensors is read in steady streams
     with_accumulator(rule, false, [&](auto& accumulator) {
         for (int64_t start = begin; start < end; start += step) {
             const int64_t count = end - start < step ? end - start : step;

@@ -1,4 +1,4 @@
-// Bindings of the operators on formats without scales: binary floating point, and formats that are a table of values.
+// Bindings of the operators for formats without scales: binary floating point, and tables of values.
 #include <atomic>
 
 #include "binades.h"
@@ -41,7 +41,7 @@ void scale(uintptr_t x, bool wide, uintptr_t out, int64_t n, int shift, int thre
     });
 }
 
-// Returns None if no value is finite and nonzero.
+// Returns the exponent of the largest magnitude, or None if no value is finite and nonzero.
 nb::object max_exponent(uintptr_t x, bool wide, int64_t n) {
     uint64_t largest = 0;
     {
@@ -52,7 +52,7 @@ nb::object max_exponent(uintptr_t x, bool wide, int64_t n) {
     return largest ? nb::cast(ceil_log2(largest)) : nb::none();
 }
 
-// is_wide: which tensors hold doubles; empty if none does.
+// is_wide: for each tensor, whether it contains doubles. Empty if none does.
 void accumulate(const std::vector<uintptr_t>& x, const std::vector<uint8_t>& is_wide, uintptr_t out, int64_t n,
                 const PackedRule& packed, bool kahan, int threads) {
     const Call call(packed);
@@ -121,16 +121,17 @@ void hadamard(uintptr_t x, uintptr_t out, int64_t outer, int64_t length, int64_t
              });
 }
 
-// See binades.h. `rows` has room for 254 rows.
+// See binades.h. `rows` must have room for 254 rows.
 void count_binades(uintptr_t x, int64_t n, uintptr_t rounded, uintptr_t counts, uintptr_t rows) {
     static thread_local Binades binades;
     nb::gil_scoped_release release;
     binades.count(at<const float>(x), n, at<const int32_t>(rounded), at<int64_t>(counts), at<int64_t>(rows));
 }
 
-// Passes every float32 through quantize, the positive ones in ascending order, and counts the violations of two laws.
-// Results ascend with their inputs. A negative input gives the negated result, unless that is NaN, which has no sign. A
-// rounding with these properties that is right on all values, all midpoints and their neighbors is right everywhere.
+// Rounds every float32, positive ones in ascending order, and counts the violations of two laws. First, results must
+// ascend with their inputs. Second, a negative input must give the negated result, unless the result is NaN, which has
+// no sign. If a rounding with these properties is correct for all values, all midpoints and their neighbors, it is
+// correct for all numbers.
 int64_t count_disorder(uint32_t spec, int mode, int overflow, int threads) {
     const Rule rule = {spec, mode, overflow, 0, 0, 0};
     const auto quantize_range = kernels<FormatKernels>().quantize;

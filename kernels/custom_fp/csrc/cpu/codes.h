@@ -1,6 +1,6 @@
-// CPU kernels on codes: encode, decode, pack, unpack, accumulate_packed. See cpu/kernels.h for the contract.
+// CPU kernels for codes: encode, decode, pack, unpack, accumulate_packed. See cpu/kernels.h for the interface.
 //
-// In dense bytes, 8 codes of k bits fill k bytes. Code j starts at bit j * k, little-endian.
+// As dense bytes, 8 codes of k bits fill k bytes. Code j starts at bit j * k, little-endian.
 #pragma once
 
 #include "cpu/accumulate.h"
@@ -78,8 +78,8 @@ constexpr u64 repeat(u64 pattern, int every) {
     return all;
 }
 
-// Moves the two halves of each lane of `lane` bits, of which `used` low bits count, together or apart, in all lanes of
-// a word.
+// Moves the two halves of each lane together or apart, in all lanes of a word. A lane has `lane` bits. Only the low
+// `used` bits of each half contain data.
 struct Squeeze {
     u64 low, high;
     int distance;
@@ -89,7 +89,8 @@ struct Squeeze {
     u64 apart(u64 x) const { return (x & low) | (x & high) << distance; }
 };
 
-// `codes` holds `codes_block` codes of k bits, in bytes (k <= 8) or 32-bit words; `bytes` has room for 8 bytes more.
+// `codes` contains `codes_block` codes of k bits, in bytes (k <= 8) or 32-bit words. `bytes` needs room for 8 more
+// bytes.
 void join(const u8* __restrict codes, u8* __restrict bytes, int k) {
     u64 words[codes_block / 8];
     std::memcpy(words, codes, sizeof words);
@@ -183,7 +184,7 @@ template <class Code> struct Codec {
         split(bytes, codes, k);
     }
 
-    // Packs values of the format. finite: none is infinity or NaN.
+    // Packs values of the format. finite: no value is infinity or NaN.
     void pack_values(const float* values, u8* out, int64_t count, bool finite) {
         const Coder c = coder;  // a local copy, because g++ assumes that stores to codes may change members
         if (finite)
@@ -193,7 +194,7 @@ template <class Code> struct Codec {
         write(out, count);
     }
 
-    // Unpacks codes to values times a power of two that float32 can represent.
+    // Unpacks codes to values, times a power of two that float32 can represent.
     void unpack_values(const u8* in, float* __restrict values, int64_t count, float power = 1.0f) {
         read(in, count);
         const Coder c = coder;
@@ -208,13 +209,14 @@ template <class Code> struct Codec {
     }
 };
 
-// Returns whether rounding to nearest gives the same result for the float32 product as for x * 2^shift: the product is
-// exact, or so small that rounding does not see what was lost, or larger than every format.
+// Returns whether rounding to nearest gives the same result for the float32 product as for x * 2^shift. This is the
+// case if the product is exact, if it is so small that the lost digits do not matter, or if it is larger than every
+// format.
 inline bool float32_will_do(const Spec& spec, int shift) {
     return shift <= 127 && shift >= -126 && (shift >= 0 || spec.emin - spec.mantissa_bits > -120);
 }
 
-// Rounds x * 2^shift to nearest, to packed codes of a format with a sign.
+// Rounds x * 2^shift to nearest and packs the codes, for formats with a sign.
 template <class Code> class NearestPacker {
 public:
     NearestPacker(const Rule& rule, int shift)
@@ -249,7 +251,7 @@ private:
         for (int64_t i = 0; i < count; ++i)
             codec.codes[i] = static_cast<Code>(round_and_encode_near(x[i] * factor, r, c, checks));
         if (!c.is_plain)
-            for (int64_t i = 0; i < count; ++i)  // there is no -0; its code is that of NaN, which exceeds the limit
+            for (int64_t i = 0; i < count; ++i)  // there is no -0, and its code would be that of NaN, which exceeds the limit
                 codec.codes[i] = codec.codes[i] == static_cast<Code>(c.nan_code) ? 0 : codec.codes[i];
         return checks.largest <= r.limit;
     }
@@ -278,12 +280,12 @@ private:
     }
 };
 
-// The same for any other rounding, for other formats and for doubles: rounds the exact product, in double.
+// Does the same for any other rounding, for other formats and for doubles, by rounding the exact product in double.
 template <class Code, class F>
 void pack_otherwise(const F* x, u8* bytes, int64_t begin, int64_t end, const Rule& rule, int shift) {
     Codec<Code> codec(unpack_spec(rule.spec));
     const WidePower power(shift);
-    // propagate distinguishes values past float32's range from infinity
+    // The overflow mode propagate distinguishes values past float32's range from infinity.
     const bool narrowly = sizeof(F) == sizeof(float) && rule.mode == nearest_even && rule.overflow != propagate &&
                           float32_will_do(unpack_spec(rule.spec), shift);
     const float factor = narrowly ? power_of_two<float>(shift) : 1.0f;
@@ -358,7 +360,7 @@ void unpack_range(const u8* bytes, float* out, int64_t begin, int64_t end, const
         unpack_as<u32>(bytes, out, begin, end, spec, shift);
 }
 
-// Unpacks the codes of tensors, a block at a time.
+// Unpacks the codes of tensors, one block at a time.
 template <class Code> struct Unpacker {
     Codec<Code> codec;
     const u8* const* bytes;

@@ -1,4 +1,4 @@
-// CPU kernels on elements: quantize, scale, max_magnitude. See cpu/kernels.h for the contract.
+// CPU kernels for single elements: quantize, scale, max_magnitude. See cpu/kernels.h for the interface.
 #pragma once
 
 #include <cstring>
@@ -12,13 +12,13 @@
 namespace custom_fp {
 namespace {
 
-// The number of elements that are rounded together. It is large, so that checking the result costs little, and a
-// multiple of the groups that share random words.
+// The number of elements that are rounded together. It is large, so that checking the result costs little, and it is a
+// multiple of the size of the groups that share random words.
 constexpr int long_piece = 1024, random_piece = 512;
 static_assert(random_piece % group == 0, "a piece draws whole groups");
 
-// Calls round_piece(x, result, index) for all elements, `piece` of them at a time, where `index` is that of the first
-// one and a multiple of `piece`. round_piece may read x again after it has written results, so if out overlaps x,
+// Calls round_piece(x, result, index) for all elements, `piece` elements at a time. `index` is the index of the first
+// element and a multiple of `piece`. round_piece may read x again after it has written results, so if out overlaps x,
 // results are copied afterwards.
 template <int piece, class F, class RoundPiece>
 void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, const RoundPiece& round_piece) {
@@ -42,10 +42,10 @@ void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, c
     }
 }
 
-// Returns whether only the first half of an element's random bits counts.
+// Returns whether only the first half of an element's random bits is used.
 inline bool has_few_bits(const Rule& rule) { return !(rule.mask & 0xffffu); }
 
-// The two halves of an element's random bits are drawn separately, because the second one is rarely needed.
+// The two halves of an element's random bits are drawn separately, because the second half is rarely needed.
 template <class F> void quantize_randomly(const F* x, float* out, int64_t begin, int64_t end, const Rule& rule) {
     const Spec spec = unpack_spec(rule.spec);
     const Rounder<F> rounder = make_rounder<F>(spec, stochastic, rule.overflow);
@@ -72,7 +72,7 @@ template <class F> void quantize_randomly(const F* x, float* out, int64_t begin,
             join_halves(random + i, rest, rule.mask);
         }
         const auto round_all = [&](auto detects_infinity, auto has_form) {
-            constexpr u32 read = has_form ? ~0u : ~1u;  // without a form the last bit is 0; this tells the compiler
+            constexpr u32 read = has_form ? ~0u : ~1u;  // tells the compiler that the last bit is 0 without a form
             for (int i = 0; i < piece; ++i)
                 result[i] = static_cast<float>(round<stochastic, detects_infinity>(from[i], r, random[i] & read));
         };
@@ -129,8 +129,8 @@ void quantize_range(const void* x, bool wide, float* out, int64_t begin, int64_t
 
 inline int clamp_shift(int shift) { return shift < -400 ? -400 : shift > 400 ? 400 : shift; }
 
-// 2^shift for doubles, as two factors, because one may exceed the range of a double. The product is exact, unless its
-// float32 rounding is that of 0 or infinity in any case, as for shifts past 1300 in either direction.
+// 2^shift for doubles, as two factors, because a single factor may exceed the range of a double. The product is exact,
+// unless its float32 rounding is the same as for 0 or infinity in any case, as for shifts beyond -1300 or 1300.
 struct WidePower {
     double a, b;
     explicit WidePower(int shift) {
@@ -139,8 +139,8 @@ struct WidePower {
         b = power_of_two<double>(clamped - clamped / 2);
     }
     CFP_MEMBER double times(double x) const { return x * a * b; }
-    // x * 2^shift, or a number that is rounded like it if it exceeds the range of doubles. It is zero or infinite only
-    // if x is.
+    // Returns x * 2^shift, or, if it exceeds the range of doubles, a number that is rounded in the same way. The result
+    // is zero or infinite only if x is.
     CFP_MEMBER double to_round(double x) const {
         const u64 sign = to_bits(x) & Bits<double>::sign, magnitude = to_bits(x) ^ sign, product = to_bits(times(x)) & ~Bits<double>::sign;
         const u64 lost = (magnitude != 0) & (product == 0);
@@ -155,7 +155,7 @@ void scale_all(const double* x, float* out, int64_t begin, int64_t end, int shif
 }
 
 void scale_all(const float* x, float* out, int64_t begin, int64_t end, int shift) {
-    if (shift >= -126 && shift <= 127) {  // one float32 multiplication, hence one rounding
+    if (shift >= -126 && shift <= 127) {  // a single float32 multiplication rounds only once
         const float power = power_of_two<float>(shift);
         for (int64_t i = begin; i < end; ++i) out[i] = canonical(x[i] * power);
         return;

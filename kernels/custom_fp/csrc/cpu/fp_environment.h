@@ -1,5 +1,5 @@
-// Sets round-to-nearest and gradual underflow for the lifetime of an object, regardless of what the calling thread has
-// set (for example with torch.set_flush_denormal). A new thread inherits the settings of its parent.
+// Sets round-to-nearest and gradual underflow for the lifetime of an object, whatever the calling thread has set (for
+// example with torch.set_flush_denormal). A new thread inherits the settings of its parent.
 #pragma once
 
 #include <cfenv>
@@ -19,8 +19,8 @@ public:
     FpEnvironment& operator=(const FpEnvironment&) = delete;
 };
 
-// Sets the rounding direction for the lifetime of an object. Compilers assume round-to-nearest and move operations
-// across this, so code that depends on the direction must be in a function that is not inlined.
+// Sets the rounding direction for the lifetime of an object. Compilers assume round-to-nearest and may move operations
+// across this object, so code that depends on the direction must be in a function that is not inlined.
 class RoundingDirection {
     int saved_;
 

@@ -1,4 +1,4 @@
-// Looks up a register of entries of a table.
+// Looks up several entries of a table at once, as many as a register has lanes.
 #pragma once
 
 #include "cpu/lanes.h"

@@ -1,8 +1,9 @@
-// CPU kernels of the Hadamard transform (hadamard.h). See cpu/kernels.h for the contract.
+// CPU kernels for the Hadamard transform (hadamard.h). See cpu/kernels.h for the interface.
 //
-// A tensor (outer, length, inner) is divided along the middle dimension into blocks of `size`; the rest of a length is
-// copied. The values of a block have a stride of `inner`. With inner = 1, a register holds adjacent values of one
-// block, or several smaller blocks; else it holds the same position of as many blocks as it has lanes.
+// A tensor (outer, length, inner) is divided along the middle dimension into blocks of `size`. Values after the last
+// whole block are copied. The values of a block have a stride of `inner`. If inner is 1, a register contains adjacent
+// values of one block, or several smaller blocks. Otherwise, it contains the same position of as many blocks as it has
+// lanes.
 #pragma once
 
 #include <utility>
@@ -24,19 +25,19 @@ CFP_FN FloatLanes canonical_lanes(FloatLanes x) {
     return Lanes::value(bits ^ ((bits ^ 0x7fc00000u) & is_nan));
 }
 
-// What becomes of sums.
+// Scales sums, applies the signs, and replaces NaN by the canonical NaN.
 CFP_FN FloatLanes finished(FloatLanes x, float scale, UintLanes signs) {
     return canonical_lanes(flip_signs(x * scale, signs));
 }
 
-// The butterflies of neighbours `apart` within a register: a + b, and for the second a - b = a + (-b).
+// Computes the butterflies of neighbors `apart` within a register: a + b and, for the second one, a - b = a + (-b).
 template <int apart, int... place> CFP_FN FloatLanes butterfly(FloatLanes x, std::integer_sequence<int, place...>) {
     const FloatLanes other = __builtin_shufflevector(x, x, (place ^ apart)...);
     const UintLanes second = {(place & apart ? 0x80000000u : 0u)...};
     return other + flip_signs(x, second);
 }
 
-// Those 1, 2 ... below `size` apart.
+// Computes the butterflies with distances 1, 2 and so on below `size`.
 template <int size, int apart = 1> CFP_FN FloatLanes butterflies_within(FloatLanes x) {
     if constexpr (apart < size && apart < lanes)
         return butterflies_within<size, 2 * apart>(butterfly<apart>(x, std::make_integer_sequence<int, lanes>()));
@@ -45,7 +46,7 @@ template <int size, int apart = 1> CFP_FN FloatLanes butterflies_within(FloatLan
 }
 
 struct Signs {
-    std::vector<u32> before, after;  // of a block, at least a register of them
+    std::vector<u32> before, after;  // the signs of a block, repeated to fill at least one register
 
     explicit Signs(const Transform& t) {
         const size_t n = static_cast<size_t>(t.size < lanes ? lanes : t.size);
@@ -65,12 +66,12 @@ CFP_FN UintLanes load_signs(const u32* from) {
     return signs;
 }
 
-// Blocks of at most a register, one after the other: n values of them.
+// Transforms n values of consecutive blocks, each of which is at most as long as a register.
 template <int size> void transform_short(const float* x, float* out, int64_t n, float scale, const Signs& signs) {
     const UintLanes before = load_signs(signs.before.data()), after = load_signs(signs.after.data());
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {
-        __builtin_prefetch(x + i + 1024);  // the processor does not prefetch in such a long loop
+        __builtin_prefetch(x + i + 1024);  // because the processor does not prefetch in such a long loop
         store(out + i, finished(butterflies_within<size>(flip_signs(load<FloatLanes>(x + i), before)), scale, after));
     }
     if (i == n) return;
@@ -80,7 +81,7 @@ template <int size> void transform_short(const float* x, float* out, int64_t n, 
     std::memcpy(out + i, rest, static_cast<size_t>(n - i) * sizeof(float));
 }
 
-// One block of several registers; `v` holds them.
+// Transforms one block that consists of several registers. `v` contains these registers.
 void transform_long(const float* x, float* out, int64_t size, float scale, const Signs& signs, FloatLanes* v) {
     const int64_t registers = size / lanes;
     for (int64_t r = 0; r < registers; ++r)
@@ -100,7 +101,7 @@ void transform_run(const float* x, float* out, int64_t n, int64_t size, float sc
     for (int64_t i = 0; i < n; i += size) transform_long(x + i, out + i, size, scale, signs, v);
 }
 
-// As many columns as a register holds of one block, `count` of which exist.
+// Transforms one block in each of as many columns as a register has lanes, of which `count` exist.
 void transform_columns(const float* x, float* out, int64_t size, int64_t inner, int64_t count, float scale,
                        const Signs& signs, FloatLanes* v) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(float);
@@ -125,8 +126,8 @@ void transform_columns(const float* x, float* out, int64_t size, int64_t inner, 
     }
 }
 
-// Transforms blocks begin..end, which are numbered along `length`, then `outer`. The rest of a length is copied with
-// its last block.
+// Transforms blocks begin to end - 1, which are numbered along `length` first and then along `outer`. Values after the
+// last whole block are copied together with this block.
 void hadamard_range(const float* x, float* out, int64_t begin, int64_t end, const Transform& t) {
     const int64_t per_outer = t.length / t.size, step = t.size * t.inner;
     const Signs signs(t);

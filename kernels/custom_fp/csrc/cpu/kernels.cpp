@@ -1,4 +1,4 @@
-// The kernels on elements for one instruction set. CMake compiles this file once for each, with CFP_ISA as its name.
+// The kernels for elements, for one instruction set. CMake compiles this file once for each, with CFP_ISA as its name.
 #include "cpu/accumulate.h"
 #include "cpu/codes.h"
 #include "cpu/elementwise.h"

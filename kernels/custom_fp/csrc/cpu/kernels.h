@@ -1,6 +1,6 @@
-// The CPU kernels on elements that one instruction set's build offers. Each works in the calling thread on elements
-// begin..end of whole tensors, where begin is a multiple of 8. `wide`: x holds doubles, else floats. x and out may be
-// the same memory.
+// The CPU kernels for elements in the build for one instruction set. Each kernel runs in the calling thread and
+// processes the elements begin to end - 1 of whole tensors, where begin is a multiple of 8. `wide` says whether x
+// contains doubles or floats. x and out may be the same memory.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,28 @@ struct Rule {
     int mode;         // Mode
     int overflow;     // Overflow
     uint64_t seed;
-    uint64_t offset;  // index of the first element, from which its random bits follow
-    uint32_t mask;    // which of an element's random bits count, from the first on
-    const int32_t *table = nullptr, *nearest = nullptr;  // tables for this rounding, and for nearest_even with infinity; null: no table
+    uint64_t offset;  // the index of the first element, which determines its random bits
+    uint32_t mask;    // selects the random bits that are used, from the first bit on
+    // Tables for this rounding, and for nearest_even with overflow to infinity. Null if the format is not a table.
+    const int32_t *table = nullptr, *nearest = nullptr;
 };
 
-// The operators that every format without scales has.
+// The operators of every format without scales.
 struct Operators {
     void (*quantize)(const void* x, bool wide, float* out, int64_t begin, int64_t end, const Rule& rule);
-    // out[i] = sum over tensors, each partial sum rounded. is_wide: which tensors hold doubles; null: none.
+    // out[i] = sum over tensors, with every partial sum rounded. is_wide: which tensors contain doubles; null for none.
     void (*accumulate)(const void* const* x, const uint8_t* is_wide, int count, float* out, int64_t begin, int64_t end,
                        const Rule& rule, bool kahan);
     void (*encode)(const void* x, bool wide, void* codes, int code_bytes, int64_t begin, int64_t end, const Rule& rule);
     void (*decode)(const void* codes, int code_bytes, float* out, int64_t begin, int64_t end, const Rule& rule);
-    // x * 2^shift, rounded, as dense bytes; and back, then * 2^shift
+    // pack: x * 2^shift, rounded, as dense bytes. unpack: the values of dense bytes, times 2^shift.
     void (*pack)(const void* x, bool wide, uint8_t* bytes, int64_t begin, int64_t end, const Rule& rule, int shift);
     void (*unpack)(const uint8_t* bytes, float* out, int64_t begin, int64_t end, const Rule& rule, int shift);
-    // dense bytes of several tensors -> dense bytes of their accumulated sum
+    // Adds the dense bytes of several tensors, with every partial sum rounded, and packs the sum.
     void (*accumulate_packed)(const uint8_t* const* bytes, int count, uint8_t* out, int64_t begin, int64_t end,
                               const Rule& rule, bool kahan);
-    // Rows begin..end (any) of a (MxK) times b (KxN), both dense. `buffer` holds K * 64 values.
+    // Multiplies rows begin to end - 1 (any rows) of a (MxK) by b (KxN), both dense. `buffer` has room for K * 64
+    // values.
     void (*matmul)(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                    const Rule& rule, bool kahan, float* buffer);
 };
@@ -41,17 +43,17 @@ struct Operators {
 // A Hadamard transform of blocks along the middle dimension of (outer, length, inner).
 struct Transform {
     int64_t length, inner;
-    int64_t size;    // of a block: a power of two, at most `length`
+    int64_t size;    // the size of a block: a power of two, at most `length`
     bool inverse, has_signs;
-    uint64_t seed;   // of the signs
+    uint64_t seed;   // the seed of the signs
 };
 
-// Kernels for binary floating point, and those that need no format.
+// The kernels for binary floating point, and those that do not depend on a format.
 struct FormatKernels : Operators {
     void (*scale)(const void* x, bool wide, float* out, int64_t begin, int64_t end, int shift);
-    // the largest magnitude among finite values, as float64 bits
+    // Returns the largest magnitude among finite values, as float64 bits.
     uint64_t (*max_magnitude)(const void* x, bool wide, int64_t begin, int64_t end);
-    // Blocks begin..end of all. What is left along a length after its last block is copied with that block.
+    // Transforms blocks begin to end - 1. Values after the last block of a length are copied together with this block.
     void (*hadamard)(const float* x, float* out, int64_t begin, int64_t end, const Transform& transform);
 };
 

@@ -31,7 +31,7 @@ template <> struct Integers<FloatLanes> {
     typedef UintLanes U;
     static CFP_MEMBER U bits(FloatLanes x) { return (U)x; }
     static CFP_MEMBER FloatLanes value(U bits) { return (FloatLanes)bits; }
-    static CFP_MEMBER I more(I a, I b) {  // g++ would use two instructions
+    static CFP_MEMBER I more(I a, I b) {  // uses intrinsics, because g++ would use two instructions
 #if defined(__AVX512F__)
         return (I)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
@@ -52,15 +52,15 @@ template <class F> CFP_FN F load(const float* from) {
 
 template <class F> CFP_FN void store(float* to, F x) { std::memcpy(to, &x, sizeof x); }
 
-// Whether a fused multiply-add is one instruction, with which NearRounder rounds a product once. Without it (baseline
-// x86-64), and above 10 mantissa bits, products are computed in float64, which is exact for two float32 values.
+// Whether a fused multiply-add is a single instruction, with which NearRounder rounds a product once. Without it
+// (baseline x86-64), and above 10 mantissa bits, products are computed in float64, in which they are exact.
 #if defined(__FMA__) || defined(__aarch64__)
 constexpr bool has_fma = true;
 #else
 constexpr bool has_fma = false;
 #endif
 
-// a b + c, fused if has_fma; without it, callers make sure that a b is exact
+// Returns a b + c, fused if has_fma is true. Otherwise, callers must make sure that a b is exact.
 CFP_FN FloatLanes multiply_add(FloatLanes a, FloatLanes b, FloatLanes c) {
 #if defined(__AVX512F__)
     return (FloatLanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -74,7 +74,7 @@ CFP_FN FloatLanes multiply_add(FloatLanes a, FloatLanes b, FloatLanes c) {
 #endif
 }
 
-// Combines what all lanes checks.
+// Combines the checks of all lanes.
 CFP_FN void gather(const BlockChecks<FloatLanes>& from, BlockChecks<float>& to) {
     i32 largest[lanes], tie[lanes];
     u32 digits[lanes];

@@ -1,6 +1,6 @@
-// CPU matrix product with rounded products and sums:
-//   out[i, j] = acc after acc = Q(acc + Q(a[i, k] * b[k, j])) for k = 0..K-1, or the Kahan form of it.
-// It is vectorized over columns. One panel of 64 columns of b is copied into a dense buffer and serves all rows.
+// The CPU matrix product with rounded products and sums:
+//   out[i, j] = acc after acc = Q(acc + Q(a[i, k] * b[k, j])) for k = 0 to K-1, or Kahan's version of this sum.
+// It is vectorized over columns. A panel of 64 columns of b is copied into a dense buffer and used for all rows.
 #pragma once
 
 #include <optional>
@@ -76,7 +76,7 @@ struct UnsignedArithmetic : WideArithmetic {
     CFP_MEMBER float sum(float a, float b, i32& seen) const { return settle(WideArithmetic::sum(a, b, seen), r); }
 };
 
-// Multiplies one row of a and a panel of b: 64 results. Returns false if they may be wrong.
+// Multiplies one row of a by a panel of b, which gives 64 results. Returns false if they may be wrong.
 template <class Arithmetic>
 bool one_row(const float* a, const float* b_Kx64, float* out, int64_t K, const Arithmetic& arithmetic) {
     typename Arithmetic::Value acc[panel] = {};
@@ -121,7 +121,7 @@ bool one_row_kahan(const float* a, const float* b_Kx64, float* out, int64_t K, c
     return arithmetic.trusted(largest);
 }
 
-// Multiplies `count` (1 or rows_per_pass) rows of a and a panel. Returns false if the results may be wrong.
+// Multiplies `count` (1 or rows_per_pass) rows of a by a panel. Returns false if the results may be wrong.
 inline bool fast_rows(const float* a, const ValueRange& columns, int count, const float* b_Kx64, float* out, int64_t K,
                        const NearMatmul& fast) {
     NearMethod method, other;
@@ -132,8 +132,8 @@ inline bool fast_rows(const float* a, const ValueRange& columns, int count, cons
     return near_rows_of<1>(method, a, b_Kx64, out, K, fast) && near_rows_of<1>(other, a + K, b_Kx64, out + panel, K, fast);
 }
 
-// Multiplies rows begin..end of a (MxK) and b (KxN). `buffer` holds K * 64 values. `fast` is tried first if it is not
-// null, then `first`. `second` is always right.
+// Multiplies rows begin to end - 1 of a (MxK) by b (KxN). `buffer` has room for K * 64 values. `fast` is tried first if
+// it is not null, and then `first`. `second` is always correct.
 template <class First, class Second>
 void matmul_rows(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                  bool kahan, bool has_negative_zero, float* buffer, const First& first, const Second& second,

@@ -1,5 +1,5 @@
-// A loop over elements on several threads, without Python's lock, and in the floating-point environment that kernels
-// need.
+// A loop over elements on several threads, which releases Python's lock and sets the floating-point environment that
+// kernels need.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,8 +13,8 @@
 
 namespace custom_fp {
 
-// Calls body(begin, end) for chunks of 0..n that start at multiples of `align`. Uses several threads if each gets at
-// least `grain` elements.
+// Calls body(begin, end) for chunks of the range from 0 to n that start at multiples of `align`. Uses several threads
+// if each gets at least `grain` elements.
 template <class Body> void parallel(int64_t n, int threads, int64_t grain, int64_t align, const Body& body) {
     nanobind::gil_scoped_release release;
     const int64_t useful = std::min<int64_t>(threads, n / grain);

@@ -1,4 +1,4 @@
-// Loads and stores of a register of values, or of fewer at the end of an array.
+// Loads and stores of a register of values, or of fewer values at the end of an array.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace {
 typedef Integers<FloatLanes> Lanes;
 typedef u8 ByteLanes __attribute__((vector_size(lanes)));
 
-constexpr int64_t ahead = 1024;  // values to prefetch, for loops so long that the processor does not do it
+constexpr int64_t ahead = 1024;  // values to prefetch in long loops, in which the processor does not prefetch
 
-// Loads a register of the `left` values from x on. If there are fewer, the others are zero.
+// Loads a register of values from x on, of which `left` exist. If there are fewer, the other lanes are zero.
 CFP_FN FloatLanes load_partial(const float* x, int64_t left) {
     if (left >= lanes) return load<FloatLanes>(x);
     FloatLanes values = {};

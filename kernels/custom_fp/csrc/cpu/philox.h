@@ -1,5 +1,5 @@
-// The random bits of 128 elements at a time. If the processor multiplies 32-bit words to 64-bit vectors, this uses
-// intrinsics, because compilers need three times as many instructions for the loop below, which computes the same.
+// The random bits of 128 elements at a time. If the processor can multiply 32-bit words to 64-bit results in vectors,
+// intrinsics are used, because compilers need three times as many instructions for the equivalent loop below.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ inline Wide both(Wide a, Wide b) { return _mm256_and_si256(a, b); }
 inline Wide lower_half(Wide a) { return _mm256_slli_epi32(a, 16); }
 #endif
 
-// A 64-bit lane holds one word in its low half. Its high half is never read.
+// In a 64-bit lane, the low half is a word, and the high half is never read.
 struct WideWords {
     Wide w[4];
 };
@@ -95,8 +95,9 @@ inline void fill_with(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 k
 
 #endif
 
-// Writes half `half` of the bits of element first + j to the upper 16 bits of out[j], as far as `mask` (Rule::mask)
-// counts them; the first half as from `rounding_bits`. `first` is a multiple of 128.
+// Writes half `half` of the random bits of element first + j to the upper 16 bits of out[j]. Bits that `mask`
+// (Rule::mask) omits are zero. The first half has the form that `rounding_bits` returns. `first` must be a multiple of
+// 128.
 inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 mask) {
     const u32 kept = (half ? counted(mask) << 16 : counted(mask)) & 0xffff0000u;
     if (kept)
@@ -107,7 +108,7 @@ inline void fill_half(u32* out, u64 first, u32 stream, u32 half, u64 seed, u32 m
         for (int j = 0; j < group; ++j) out[j] = rounding_bits(out[j], mask) & 0xffff0000u;
 }
 
-// Combines both halves of the bits of 128 elements, in place of the first halves.
+// Combines both halves of the bits of 128 elements, and writes them over the first halves.
 inline void join_halves(u32* upper, const u32* lower, u32 mask) {
     for (int j = 0; j < group; ++j) upper[j] |= lower[j] >> 16;
     if (mask & 1)

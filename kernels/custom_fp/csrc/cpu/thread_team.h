@@ -1,6 +1,6 @@
-// Several threads for one call. If the process has OpenMP, which torch uses, these are its threads: they spin for
-// milliseconds after each operation of torch, and other threads would have to share their cores. Otherwise, and in a
-// forked child, which has no OpenMP threads, threads are started for each call.
+// Several threads for one call. If the process has OpenMP, which PyTorch uses, OpenMP's threads are used, because they
+// spin for milliseconds after each operation of PyTorch, and other threads would have to share their cores. Otherwise,
+// and in a forked child, which has no OpenMP threads, threads are started for each call.
 #pragma once
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ inline bool& forked() {
     return value;
 }
 
-// GOMP_parallel: what g++ compiles `#pragma omp parallel` to; LLVM's runtime has it too.
+// Finds GOMP_parallel, which g++ calls for `#pragma omp parallel`. LLVM's runtime also has it.
 inline OpenMpParallel find_open_mp() {
 #if defined(__linux__)
     pthread_atfork(nullptr, nullptr, [] { forked() = true; });
@@ -31,7 +31,8 @@ inline OpenMpParallel find_open_mp() {
 #endif
 }
 
-// Calls body() on each of `size` threads, including the calling one. It must do all the work on any number of threads.
+// Calls body() on each of `size` threads, including the calling thread. body must do all of the work for any number of
+// threads.
 template <class Body> void run_team(unsigned size, const Body& body) {
     static const OpenMpParallel open_mp = find_open_mp();
     if (open_mp && !forked()) {

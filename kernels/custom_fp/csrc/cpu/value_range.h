@@ -1,5 +1,5 @@
-// The digits and exponents of factors, which decide which fast path is right for them, and the width of a panel of
-// columns.
+// The digits and exponents of factors, which determine the fast path that is correct for them, and the width of a panel
+// of columns.
 #pragma once
 
 #include "custom_fp.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int panel = 64;
 
-// The significant digits of some values, the exponents of the nonzero ones, and the largest magnitude.
+// The number of significant digits of some values, the exponents of the nonzero values, and the largest magnitude.
 struct ValueRange {
     int digits = 1, least = 1000, most = -1000;
     float largest = 0;
@@ -32,7 +32,7 @@ CFP_FN ValueRange value_range(const float* x, int64_t n) {
     if (most == 0 || !range.finite) return range;
     range.largest = from_bits(most);
     range.digits = mantissas ? 24 - __builtin_ctz(mantissas) : 1;
-    range.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast path takes subnormals
+    range.least = least >> 23 ? static_cast<int>(least >> 23) - 127 : -1000;  // no fast path supports subnormals
     range.most = static_cast<int>(most >> 23) - 127;
     return range;
 }

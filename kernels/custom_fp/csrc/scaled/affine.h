@@ -1,19 +1,20 @@
-// Integers with a scale and a zero point, as formats/scaled_format.py defines them (minmax).
+// Integers with a scale and a zero point, as formats/scaled_format.py defines them (rule minmax).
 #pragma once
 
 #include "custom_fp.h"
 
 namespace custom_fp {
 
-// The scale and zero point of a block. The scale is NaN if a value or the range is not finite.
+// The scale and the zero point of a block. The scale is NaN if a value or the range is not finite.
 struct AffineScale {
     float scale, inverse, zero;
 };
 
-// Rounds to an integer, ties to even, for |x| below 2^22.
+// Rounds to an integer, with ties to even, for |x| below 2^22.
 CFP_FN float round_whole(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
-// low <= 0 <= high. largest: the bits of the largest magnitude; at least those of infinity if a value is not finite.
+// Requires low <= 0 <= high. largest: the bits of the largest magnitude, at least those of infinity if a value is not
+// finite.
 CFP_FN AffineScale affine_scale(float low, float high, u32 largest, float levels) {
     const float range = (high - low) / levels, scale = range > 0x1p-126f ? range : 0x1p-126f;
     if (largest >= 0x7f800000u || to_bits(scale) >= 0x7f800000u) return {from_bits(0x7fc00000u), 0.0f, 0.0f};
@@ -21,7 +22,7 @@ CFP_FN AffineScale affine_scale(float low, float high, u32 largest, float levels
     return {scale, 1.0f / scale, zero > levels ? levels : zero};
 }
 
-// The code of x, an integer in 0 .. levels, if all values of the block are finite.
+// Returns the code of x, an integer from 0 to `levels`, if all values of the block are finite.
 CFP_FN float affine_code(float x, const AffineScale& of, float levels) {
     const float code = round_whole(x * of.inverse) + of.zero;
     return code < 0.0f ? 0.0f : code > levels ? levels : code;

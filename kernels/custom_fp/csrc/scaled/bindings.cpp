@@ -1,4 +1,4 @@
-// Bindings of the kernels on codebooks and affine integers.
+// Bindings of the kernels for codebooks and affine integers.
 #include <mutex>
 
 #include "bindings.h"
@@ -7,7 +7,7 @@
 namespace custom_fp::bindings {
 namespace {
 
-// The addresses of a codebook's tables, as scaled/search.py lists them.
+// The addresses of a codebook's tables, in the order of scaled/search.py.
 struct TableParts {
     uintptr_t cell_thresholds, cell_values, cell_codes;
     int shift, first, half;
@@ -21,9 +21,9 @@ struct TableParts {
 };
 
 // Processes `rows` rows of n elements in blocks of `block`. Several threads call short_run(begin, count, number) for
-// `count` elements from `begin` on: whole blocks of one row, of which the first has the index `number` among all
-// blocks. If blocks are longer than a thread's share, this calls long_block(begin, count, number) for one block after
-// the other.
+// `count` elements from `begin` on. These are whole blocks of one row, and `number` is the index of the first one among
+// all blocks. If blocks are longer than the share of a thread, long_block(begin, count, number) is called for one block
+// after another instead.
 template <class ShortRun, class LongBlock>
 void over_blocks(int64_t rows, int64_t n, int64_t block, int threads, const ShortRun& short_run,
                  const LongBlock& long_block) {
@@ -71,7 +71,8 @@ void codebook_quantize(uintptr_t x, uintptr_t out, int64_t rows, int64_t n, int6
         });
 }
 
-// Calls one(first, rows, columns) for parts of (outer, length, inner): blocks along the middle of some columns.
+// Calls one(first, rows, columns) for parts of (outer, length, inner): blocks along the middle dimension, for some
+// columns.
 template <class One>
 void over_columns(int64_t outer, int64_t length, int64_t inner, int64_t block, int threads, const One& one) {
     const int64_t per_length = (length + block - 1) / block, per_row = (inner + columns_per_pass - 1) / columns_per_pass;
@@ -114,7 +115,7 @@ void codebook_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, int64_t row
         });
 }
 
-// Writes codes of at most 4 bits, two in a byte. Blocks have an even size, or there is only one.
+// Writes codes of at most 4 bits, two to a byte. The size of a block must be even unless there is only one block.
 void codebook_pack_halves(uintptr_t x, uintptr_t bytes, uintptr_t scales, int64_t n, int64_t block,
                           const TableParts& parts, int threads) {
     const CodebookTables t = parts.tables();
@@ -141,7 +142,7 @@ void codebook_pack_halves(uintptr_t x, uintptr_t bytes, uintptr_t scales, int64_
         });
 }
 
-// n codes of 4 bits, to two in a byte and back
+// Packs n codes of 4 bits, two to a byte, and unpacks them.
 void join_halves(uintptr_t codes, uintptr_t bytes, int64_t n, int threads) {
     parallel(n, threads, grain, [&](int64_t begin, int64_t end) {
         kernels<ScaledKernels>().join_halves(at<u8>(codes) + begin, at<u8>(bytes) + begin / 2, end - begin);
@@ -154,7 +155,7 @@ void split_halves(uintptr_t bytes, uintptr_t codes, int64_t n, int threads) {
     });
 }
 
-// values: the value of each of 256 codes
+// values: the value of each of 256 codes.
 void codebook_decode(uintptr_t codes, uintptr_t scales, uintptr_t out, int64_t rows, int64_t n, int64_t block,
                      uintptr_t values, int threads) {
     over_blocks(
@@ -225,7 +226,7 @@ void affine_encode(uintptr_t x, uintptr_t codes, uintptr_t scales, uintptr_t zer
         });
 }
 
-// Calls one(first, high, wide, number) for the tiles of `height` times `width` in `planes` matrices.
+// Calls one(first, high, wide, number) for the tiles of height x width in `planes` matrices.
 template <class One>
 void over_tiles(int64_t planes, int64_t rows, int64_t columns, int64_t height, int64_t width, int threads,
                 const One& one) {
@@ -241,7 +242,7 @@ void over_tiles(int64_t planes, int64_t rows, int64_t columns, int64_t height, i
              });
 }
 
-// Either out is 0, or codes, scales and zeros are.
+// Writes either values to `out`, or codes, scales and zeros. The addresses of the others must be 0.
 void affine_tiles(uintptr_t x, uintptr_t out, uintptr_t codes, uintptr_t scales, uintptr_t zeros, int64_t planes,
                   int64_t rows, int64_t columns, int64_t height, int64_t width, int levels, int threads) {
     over_tiles(planes, rows, columns, height, width, threads, [&](int64_t first, int64_t high, int64_t wide, int64_t number) {

@@ -1,12 +1,13 @@
 // Codebooks: the nearest of at most 256 values, times the largest magnitude of a block.
 //
-// y = x / scale, then i = #{t_j < y} over the ascending thresholds t_j. formats/elements.py computes them and defines
-// the result. There are three methods to find i without a branch:
+// y = x / scale, and then i = #{t_j < y} over the ascending thresholds t_j. formats/elements.py computes the thresholds
+// and defines the result. There are three methods that find i without a branch:
 //
-// few     For at most 16 values: 4 bisections with the thresholds in a register.
+// few     For at most 16 values: 4 bisections, with the thresholds in a register.
 //
-// cells   The top bits of y select a cell. The two halves of the table are for y >= 0 and y < 0. Each cell has at most
-//         one threshold (infinity for none), and the values and codes on both sides of it. The smallest y share a cell.
+// cells   The top bits of y select a cell. One half of the table is for y >= 0, and the other half for y < 0. Each cell
+//         has at most one threshold (infinity if there is none), and the values and codes on both sides of it. The
+//         smallest y share a cell.
 //
 // search  8 bisections, for tables whose values are too close for cells. `cells.half` is 0.
 #pragma once
@@ -19,21 +20,21 @@ struct Cells {
     const float* thresholds;  // [2 half]
     const float* values;      // [2 half][2]: for y not above the threshold, and above it
     const i32* codes;         // [2 half][2]
-    i32 shift, first, half;   // cell (magnitude >> shift) - first, at least 0; + half for negative y
+    i32 shift, first, half;   // the cell is max((magnitude >> shift) - first, 0), plus half for negative y
 };
 
 struct CodebookTables {
     Cells cells;
     const float* thresholds;  // [256] ascending, padded with infinity
-    const float* ascending;   // [256] the i-th value
-    const i32* codes;         // [256] of the i-th value
+    const float* ascending;   // [256] value i
+    const i32* codes;         // [256] the code of value i
     i32 size;                 // number of values
 };
 
-// The scale of a block with these bits of the largest magnitude; NaN if a value is not finite.
+// Returns the scale of a block with these bits of the largest magnitude, or NaN if a value is not finite.
 CFP_FN float codebook_scale(u32 largest) { return from_bits(largest < 0x7f800000u ? largest : 0x7fc00000u); }
 
-// The value and the code of the entry nearest to y. cpu_codebook.h does this for many y at a time.
+// Returns the index of the entry nearest to y, for its value and its code. cpu_codebook.h does this for many y at once.
 CFP_FN i32 codebook_place(float y, const CodebookTables& t) {
     i32 place = 0;
     if (!t.cells.half) {

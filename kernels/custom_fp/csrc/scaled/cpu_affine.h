@@ -1,4 +1,4 @@
-// CPU kernels on integers with a scale and a zero point. See kernels.h for the contract.
+// CPU kernels for integers with a scale and a zero point. See kernels.h for the interface.
 #pragma once
 
 #include <cstring>
@@ -10,10 +10,10 @@
 namespace custom_fp {
 namespace {
 
-CFP_FN FloatLanes less(FloatLanes a, FloatLanes b) { return a < b ? a : b; }  // b if one is NaN
+CFP_FN FloatLanes less(FloatLanes a, FloatLanes b) { return a < b ? a : b; }  // returns b if either is NaN
 CFP_FN FloatLanes more(FloatLanes a, FloatLanes b) { return a > b ? a : b; }
 
-// The smallest, largest and largest absolute values of a block.
+// The smallest value, the largest value and the largest magnitude of a block.
 struct Ends {
     FloatLanes low = {}, high = {};
     IntLanes largest = {};
@@ -26,8 +26,7 @@ struct Ends {
 };
 
 Range range_of(const Ends& ends) {
-    // Without the sign, the bits of negative floats are in the order of the magnitudes; those of positive floats are
-    // too.
+    // Without the sign, the bits of floats of the same sign have the order of their magnitudes.
     const IntLanes low = (IntLanes)Lanes::bits(ends.low) & 0x7fffffff, high = (IntLanes)Lanes::bits(ends.high) & 0x7fffffff;
     return {-from_bits(static_cast<u32>(largest_of(low))), from_bits(static_cast<u32>(largest_of(high))),
             static_cast<u32>(largest_of(ends.largest))};
@@ -106,8 +105,8 @@ void affine_decode(const u8* codes, const float* scales, const u8* zeros, float*
     }
 }
 
-// One block of `high` rows of `wide` values, where rows have a stride of `columns`. Writes values, or codes if out is
-// null.
+// Processes one block of `high` rows of `wide` values, where rows have a stride of `columns`. Writes values, or codes
+// if `out` is null.
 AffineScale affine_tile(const float* x, float* out, u8* codes, int64_t high, int64_t wide, int64_t columns,
                         float levels) {
     Ends ends;

@@ -1,4 +1,4 @@
-// CPU kernels on codebooks, a register of values at a time. See kernels.h for the contract.
+// CPU kernels for codebooks, which process a register of values at a time. See kernels.h for the interface.
 #pragma once
 
 #include <cstring>
@@ -11,10 +11,10 @@
 namespace custom_fp {
 namespace {
 
-// -1 in the lanes in which a is above b, else 0.
+// Returns -1 in the lanes in which a is above b, and 0 in the others.
 CFP_FN IntLanes above(FloatLanes a, FloatLanes b) { return (IntLanes)(a > b); }
 
-// The index of y in `cells.values`.
+// Returns the index of y in `cells.values`.
 CFP_FN IntLanes place_in_cells(FloatLanes y, const Cells& cells) {
     const IntLanes bits = (IntLanes)Lanes::bits(y), zero = {};
     const IntLanes negative = bits >> 31;
@@ -22,7 +22,7 @@ CFP_FN IntLanes place_in_cells(FloatLanes y, const Cells& cells) {
     return cell + cell - above(y, gather(cells.thresholds, cell));
 }
 
-// Looks up entries of a table of 16 floats, in registers.
+// Looks up entries of a table of 16 floats that is held in registers.
 CFP_FN FloatLanes pick(const float* from, IntLanes at) {
 #if defined(__AVX512F__)
     return (FloatLanes)_mm512_permutexvar_ps((__m512i)at, (__m512)load<FloatLanes>(from));
@@ -35,14 +35,14 @@ CFP_FN FloatLanes pick(const float* from, IntLanes at) {
 #endif
 }
 
-// The index of y among at most 16 ascending values.
+// Returns the index of y among at most 16 ascending values.
 CFP_FN IntLanes place_among_few(FloatLanes y, const float* thresholds) {
     IntLanes place = {};
     for (i32 step = 8; step; step /= 2) place += above(y, pick(thresholds, place + (step - 1))) & step;
     return place;
 }
 
-// The index of y among the ascending values.
+// Returns the index of y among the ascending values.
 CFP_FN IntLanes place_by_search(FloatLanes y, const float* thresholds) {
     IntLanes place = {};
     for (i32 step = 128; step; step /= 2) place += above(y, gather(thresholds, place + (step - 1))) & step;
@@ -90,10 +90,10 @@ u32 largest_bits(const float* x, int64_t n) {
 }
 
 // Calls one(begin, count, scale) for the blocks of n adjacent values, whose scale may be given. The scales of several
-// blocks are computed first, so that the processor does not wait for each.
+// blocks are computed first, so that the processor does not wait for each of them.
 template <class One>
 CFP_FN void each_block(const float* x, int64_t n, int64_t block, const float* given, float* scales, const One& one) {
-    constexpr int64_t most = 32, most_values = 4096;  // which fit in the first-level cache
+    constexpr int64_t most = 32, most_values = 4096;  // these fit in the first-level cache
     float found[most];
     const int64_t some = smaller(most, larger(int64_t(1), most_values / block)), step = some * block;
     for (int64_t first = 0; first < n; first += step) {
@@ -116,7 +116,7 @@ void codebook_quantize_by(const float* x, float* out, int64_t n, int64_t block, 
     });
 }
 
-// n <= columns_per_pass adjacent columns, each a block of `rows` values with a stride of `inner`.
+// Processes n <= columns_per_pass adjacent columns. Each is a block of `rows` values with a stride of `inner`.
 template <SearchMethod method>
 void codebook_columns_by(const float* x, float* out, int64_t rows, int64_t inner, int64_t n, const CodebookTables& t) {
     IntLanes most[columns_per_pass / lanes] = {};
@@ -170,13 +170,13 @@ void codebook_encode(const float* x, u8* codes, float* scales, int64_t n, int64_
                        : codebook_encode_by<by_search>)(x, codes, scales, n, block, given, t);
 }
 
-// Writes two codes of 4 bits to a byte, the first one to its low half. An odd last code has a byte of its own.
+// Writes two codes of 4 bits to each byte, the first one to the low half. An odd last code gets its own byte.
 void join_halves(const u8* codes, u8* bytes, int64_t n) {
     for (int64_t i = 0; i < n / 2; ++i) bytes[i] = static_cast<u8>(codes[2 * i] | codes[2 * i + 1] << 4);
     if (n % 2) bytes[n / 2] = codes[n - 1];
 }
 
-// Reads the first n codes of such bytes.
+// Reads the first n codes of bytes that join_halves wrote.
 void split_halves(const u8* bytes, u8* codes, int64_t n) {
     for (int64_t i = 0; i < n / 2; ++i) {
         codes[2 * i] = bytes[i] & 15;
@@ -185,7 +185,7 @@ void split_halves(const u8* bytes, u8* codes, int64_t n) {
     if (n % 2) codes[n - 1] = bytes[n / 2] & 15;
 }
 
-// values: the value of each of 256 codes
+// values: the value of each of 256 codes.
 void codebook_decode(const u8* codes, const float* scales, float* out, int64_t n, int64_t block, const float* values) {
     for (int64_t begin = 0; begin < n; begin += block) {
         const int64_t end = n - begin < block ? n : begin + block;

@@ -1,5 +1,5 @@
-// The kernels on codebooks and affine integers for one instruction set. CMake compiles this file once for each, with
-// CFP_ISA as its name.
+// The kernels for codebooks and affine integers, for one instruction set. CMake compiles this file once for each
+// instruction set, with CFP_ISA as its name.
 #include "cpu/isa.h"
 #include "scaled/cpu_affine.h"
 #include "scaled/cpu_codebook.h"

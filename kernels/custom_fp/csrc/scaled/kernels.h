@@ -1,6 +1,7 @@
-// The kernels on codebooks and affine integers that one instruction set's build offers. Each works in the calling
-// thread on n adjacent values, in blocks of `block`; the last block may be shorter. given: the scale of all blocks;
-// null: each block's scale is computed from its values. x and out may be the same memory.
+// The kernels for codebooks and affine integers in the build for one instruction set. Each kernel runs in the calling
+// thread and processes n adjacent values in blocks of `block` values. The last block may be shorter. `given` is the
+// scale of all blocks. If it is null, the scale of each block is computed from its values. x and out may be the same
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,12 @@ struct Range {
 };
 
 struct ScaledKernels {
-    // The largest magnitude, as bits. The bits of non-negative floats have the order of the floats, with NaN above
-    // infinity.
+    // Returns the largest magnitude, as bits. The bits of nonnegative floats have the order of the floats, with NaN
+    // above infinity.
     u32 (*largest_bits)(const float* x, int64_t n);
     void (*codebook_quantize)(const float* x, float* out, int64_t n, int64_t block, const float* given,
                               const CodebookTables& tables);
-    // n <= columns_per_pass adjacent columns. Each is one block of `rows` values with a stride of `inner`.
+    // Processes n <= columns_per_pass adjacent columns. Each is one block of `rows` values with a stride of `inner`.
     void (*codebook_columns)(const float* x, float* out, int64_t rows, int64_t inner, int64_t n,
                              const CodebookTables& tables);
     void (*codebook_encode)(const float* x, u8* codes, float* scales, int64_t n, int64_t block, const float* given,

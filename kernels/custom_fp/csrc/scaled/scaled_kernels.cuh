@@ -1,8 +1,8 @@
 // Codebooks and affine integers on a GPU. scaled/codebook.h and scaled/affine.h define the results, and
-// scaled/tiles.cuh assigns the work to threads. If a tile is the whole tensor, its range is an argument. Part of
-// custom_fp.cu.
+// scaled/tiles.cuh assigns the work to threads. If a tile is the whole tensor, its range is passed as an argument. Part
+// of custom_fp.cu.
 
-// Members that kinds without stochastic rounding share.
+// Members that the kinds without stochastic rounding share.
 struct Nothing {};
 
 struct CodebookKind {
@@ -69,7 +69,7 @@ struct AffineKind {
     CFP_MEMBER u8 zero(const Scale& of) const { return static_cast<u8>(of.zero); }
 };
 
-// The results: values, or codes with scales and zero points. zeros may be null.
+// Where results are written: values, or codes with scales and zero points. `zeros` may be null.
 struct Written {
     float* out;
     u8* codes;
@@ -101,7 +101,7 @@ CFP_FN void tiles(const Kind& kind, const float* x, const Written& to, i64 plane
     });
 }
 
-// ends: the largest magnitude; for affine integers also the smallest and the largest value
+// ends: the largest magnitude, and for affine integers also the smallest and the largest value.
 template <class Kind>
 CFP_FN void whole(const Kind& kind, const float* x, const Written& to, i64 n, const typename Kind::Ends* ends) {
     const typename Kind::Scale scale = kind.scale(*ends);

@@ -1,12 +1,13 @@
-// Assigns the blocks of formats with scales to the threads of a GPU. scaled_kernels.cuh and tiles/tiles.cuh define what
-// is done with them. Part of custom_fp.cu.
+// Assigns the blocks of formats with scales to the threads of a GPU. scaled_kernels.cuh and tiles/tiles.cuh define how
+// blocks are processed. Part of custom_fp.cu.
 //
-// A tensor is `planes` matrices of `rows` times `columns`, each cut in tiles of `height` times `width`
-// (formats/layout.py), in that order. A warp works on a tile. If tiles are one column wide, a thread does, and its
-// neighbors work on the next columns. Runs of 16, 32, 64 or 128 adjacent values are assigned differently, below.
+// A tensor consists of `planes` matrices of rows x columns. Each matrix is cut into tiles of height x width
+// (formats/layout.py), and tiles are numbered in this order. A warp processes a tile. If tiles are one column wide, a
+// single thread processes a tile, and neighboring threads process the next columns. Runs of 16, 32, 64 or 128 adjacent
+// values are assigned differently (see below).
 //
-// A Kind has the type Ends, for what is known about some values of a block (none, meet, join, either), and Scale, which
-// is computed from the Ends of all of them. It also reads both from another lane of the warp.
+// A Kind has two types. Ends describes some values of a block (functions none, meet, join, either). Scale is computed
+// from the Ends of all values of the block. A Kind can also read both from another lane of the warp.
 
 CFP_FN u32 xor_lane(u32 x, int apart) { return static_cast<u32>(__shfl_xor_sync(0xffffffffu, static_cast<int>(x), apart)); }
 CFP_FN float xor_lane(float x, int apart) { return from_bits(xor_lane(to_bits(x), apart)); }
@@ -28,7 +29,7 @@ struct Tile {
     CFP_MEMBER i64 size() const { return high * wide; }
 };
 
-// Calls each(tile, number, lane, lanes) for the tiles of this warp or thread.
+// Calls each(tile, number, lane, lanes) for the tiles that this warp or thread processes.
 template <class Each>
 CFP_FN void each_tile(i64 planes, i64 rows, i64 columns, i64 height, i64 width, const Each& each) {
     const i64 across = (columns + width - 1) / width, down = (rows + height - 1) / height, all = planes * down * across;
@@ -53,10 +54,10 @@ template <class Kind> CFP_FN typename Kind::Ends ends_of(const Kind& kind, const
 
 // ---- runs -----------------------------------------------------------------------------------------------------------
 //
-// 16 lanes work on 128 adjacent values: lane l has the 8 values at l, l + 16 and so on. Random bits have the same layout
-// (philox.h), so a lane draws the bits of its own values. At first, each lane has the Ends of `have` blocks. In each
-// step, two lanes with a distance of `apart` exchange Ends, and each keeps half of the blocks. In the end, every group
-// of 16 / have lanes has one block, and computes its scale.
+// 16 lanes process 128 adjacent values: lane l has the 8 values at l, l + 16 and so on. Random bits have the same
+// layout (philox.h), so a lane draws the bits for its own values. At first, each lane has the Ends of `have` blocks. In
+// each step, two lanes with a distance of `apart` exchange Ends, and each keeps half of the blocks. In the end, every
+// group of 16 / have lanes has one block and computes its scale.
 
 template <int have, int apart, class Kind> CFP_FN void join_halves(const Kind& kind, typename Kind::Ends* ends, int lane) {
     if constexpr (apart > 0 && have > 1) {

@@ -1,9 +1,9 @@
-// Rounding to a format that is a table of values by a step function, a register of numbers at a time; also exact sums
-// and products of float32, rounded to odd.
+// Rounds to a table of values with a step function, a register of numbers at a time. Also computes exact sums and
+// products of float32 values, rounded to odd.
 //
-// In most binades a table's values are the multiples of a power of two. Adding and subtracting 1.5 * 2^23 times that
-// power rounds to them. t.lifts has this number, or NaN if the result would differ from the step function
-// (tabulated/lifts.py checks that). Results that are NaN are looked up in the cells.
+// In most binades, the values of a table are the multiples of a power of two. Adding and subtracting 1.5 * 2^23 times
+// this power rounds to these values. t.lifts has this number, or NaN if the result would differ from the step function
+// (tabulated/lifts.py checks this). If the result of the addition is NaN, the value is looked up in the cells.
 #pragma once
 
 #include "cpu/value_range.h"
@@ -15,7 +15,7 @@
 namespace custom_fp {
 namespace {
 
-// ---- steps, looked up ----------------------------------------------------------------------------------------------
+// ---- looking up steps -----------------------------------------------------------------------------------------------
 
 template <bool by_octave> CFP_FN IntLanes sides_of(FloatLanes key, const Table& t) {
     const IntLanes bits = (IntLanes)Lanes::bits(key), magnitude = bits & 0x7fffffff, zero = {};
@@ -24,7 +24,7 @@ template <bool by_octave> CFP_FN IntLanes sides_of(FloatLanes key, const Table& 
         const IntLanes octave = gather(t.octaves, magnitude >> 23);
         cell = (octave >> 5) + ((magnitude & 0x7fffff) >> (octave & 31));
     } else {
-        const IntLanes past = (magnitude >> t.shift) - (t.first + t.last);  // the smallest one becomes the largest
+        const IntLanes past = (magnitude >> t.shift) - (t.first + t.last);  // the next line clamps the cell
         cell = Lanes::more(-Lanes::more(-past, zero) + t.last, zero);
     }
     cell += (bits >> 31) & t.half;
@@ -52,14 +52,14 @@ CFP_FN FloatLanes odd_lanes(FloatLanes near, FloatLanes error) {
     return (FloatLanes)(((IntLanes)near + (beyond & inexact)) | (inexact & 1));
 }
 
-// Calls body(i) for every lane, to compute in double. This is rare.
+// Calls body(i) for every lane, to compute in double. This happens rarely.
 template <class Body> FloatLanes one_by_one(const Body& body) {
     FloatLanes result;
     for (int i = 0; i < lanes; ++i) result[i] = to_odd_float32(body(i));
     return result;
 }
 
-// a + b, rounded to odd
+// Returns a + b, rounded to odd.
 CFP_FN FloatLanes exact_sum(FloatLanes a, FloatLanes b) {
     const IntLanes larger = Lanes::more((IntLanes)a & 0x7fffffff, (IntLanes)b & 0x7fffffff);
     if (any((IntLanes)(larger >= half_of_largest)))
@@ -68,7 +68,7 @@ CFP_FN FloatLanes exact_sum(FloatLanes a, FloatLanes b) {
     return odd_lanes(sum, (a - (sum - b_part)) + (b - b_part));
 }
 
-// a * b, rounded to odd
+// Returns a * b, rounded to odd.
 CFP_FN FloatLanes exact_product(FloatLanes a, FloatLanes b) {
     if (has_fma) {
         constexpr i32 least = 0x0d800000;  // 2^-100: the error of a larger product is a float32
@@ -82,7 +82,7 @@ CFP_FN FloatLanes exact_product(FloatLanes a, FloatLanes b) {
 
 // ---- rounding ------------------------------------------------------------------------------------------------------
 
-// Rounds to a table of kind table_steps.
+// Rounds to tables of kind table_steps.
 class LaneRounder {
 public:
     explicit LaneRounder(const Table& table)
@@ -105,8 +105,8 @@ public:
 
     FloatLanes sum(FloatLanes a, FloatLanes b) const { return of(exact_sum(a, b)); }
 
-    // Rounds the sum of two values of the table. If they have at most 11 digits and float32 rounds the sum, the smaller
-    // one adds less than a quarter of the distance from the larger one to the nearest step.
+    // Rounds the sum of two values of the table. If values have at most 11 digits and float32 rounds their sum, the
+    // smaller value adds less than a quarter of the distance from the larger one to the nearest step.
     FloatLanes sum_of_values(FloatLanes a, FloatLanes b) const {
         if (uses_lifts_ && is_short_) {
             const FloatLanes near = a + b, lift = lift_of(near);
@@ -116,7 +116,7 @@ public:
         return sum(a, b);
     }
 
-    // The fused addition rounds a * b once. The lift is that of the nearest float32.
+    // Rounds a * b once, with a fused addition. The lift is chosen by the float32 nearest to the product.
     FloatLanes product(FloatLanes a, FloatLanes b) const {
         if (has_fma && uses_lifts_) {
             const FloatLanes near = a * b, lift = lift_of(near);
@@ -164,7 +164,7 @@ private:
 
 constexpr int registers_per_pass = 4;  // registers that are rounded independently
 
-// acc = Q(acc + g), or Kahan's form of it. is_value: g is a value of the table.
+// Computes acc = Q(acc + g), or Kahan's version. is_value: g is a value of the table.
 template <bool kahan, bool is_value>
 CFP_FN void add_lanes(const FloatLanes* g, FloatLanes* acc, FloatLanes* c, const LaneRounder& to) {
     if (!kahan) {
@@ -182,7 +182,7 @@ CFP_FN void add_lanes(const FloatLanes* g, FloatLanes* acc, FloatLanes* c, const
     }
 }
 
-// n is at most the size of acc and c, which is a multiple of the pass
+// n is at most the size of acc and c, which is a multiple of the number of elements per pass.
 template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t n, const LaneRounder& to) {
     for (int64_t i = 0; i < n; i += registers_per_pass * lanes) {
         FloatLanes term[registers_per_pass] = {}, sum[registers_per_pass], lost[registers_per_pass];
@@ -202,7 +202,7 @@ template <bool kahan> void add_all(const float* g, float* acc, float* c, int64_t
 
 // ---- products ------------------------------------------------------------------------------------------------------
 
-// acc = Q(acc + Q(a_k b_k)), or Kahan's form, for one row of a and a panel of b
+// Computes acc = Q(acc + Q(a_k b_k)), or Kahan's version, for one row of a and a panel of b.
 template <bool kahan> void table_row(const float* a, const float* b_Kx64, float* out, int64_t K, const LaneRounder& to) {
     for (int column = 0; column < panel; column += registers_per_pass * lanes) {
         FloatLanes acc[registers_per_pass] = {}, c[registers_per_pass] = {}, term[registers_per_pass];
@@ -216,7 +216,7 @@ template <bool kahan> void table_row(const float* a, const float* b_Kx64, float*
     }
 }
 
-// Rows begin..end of a (MxK) times b (KxN); `buffer` holds K * 64 values.
+// Multiplies rows begin to end - 1 of a (MxK) by b (KxN). `buffer` has room for K * 64 values.
 void table_matmul_range(const float* a, const float* b, float* out, int64_t begin, int64_t end, int64_t K, int64_t N,
                         const Rule& rule, bool kahan, float* buffer) {
     const LaneRounder to(open_table(rule.nearest));

@@ -1,4 +1,4 @@
-// CPU kernels for formats that are a table of values. See cpu/kernels.h for the contract.
+// CPU kernels for formats that are tables of values. See cpu/kernels.h for the interface.
 //
 // `Exact` is the type of exact numbers (tabulated_rounding.h): float, or double if rounding needs the distance to a
 // value.
@@ -13,7 +13,7 @@
 namespace custom_fp {
 namespace {
 
-// ---- steps, a register of them at a time -------------------------------------------------------------------------
+// ---- rounding by steps, a register at a time ------------------------------------------------------------------------
 
 CFP_FN void store_partial(u8* codes, IntLanes values, int64_t left) { store_bytes(codes, values, left); }
 CFP_FN void store_partial(u32* codes, IntLanes values, int64_t left) {
@@ -24,7 +24,7 @@ CFP_FN void store_partial(u32* codes, IntLanes values, int64_t left) {
 }
 CFP_FN void store_partial(float* out, IntLanes values, int64_t left) { store_partial(out, (FloatLanes)values, left); }
 
-// Rounds by adding and subtracting, which is faster than cells by octave.
+// Rounds by adding and subtracting, which is faster than looking up cells by octave.
 void lift_all(const float* x, float* out, int64_t n, const LaneRounder to) {
     for (int64_t i = 0; i < n; i += lanes) {
         __builtin_prefetch(x + i + ahead);
@@ -32,7 +32,7 @@ void lift_all(const float* x, float* out, int64_t n, const LaneRounder to) {
     }
 }
 
-// results: the values or codes on each side of a threshold
+// results: the values or codes on each side of a threshold.
 template <bool by_octave, class To>
 void step_all(const float* x, To* out, int64_t n, const Table table, const i32* results) {
     for (int64_t i = 0; i < n; i += lanes) {
@@ -70,7 +70,7 @@ template <> struct TableRounder<double> {
     u32 mask;
     explicit TableRounder(const Rule& rule) : t(open_table(rule.table)), seed(rule.seed), mask(rule.mask) {}
 
-    // Draws the random bits of elements index to index + n - 1. Returns where those of `index` are in `words`.
+    // Draws the random bits of elements index to index + n - 1. Returns a pointer into `words` to those of `index`.
     const u32* draw(u32* words, int64_t n, u64 index, u32 stream) const {
         u32 rest[group];
         const u64 first = index / group * group;
@@ -81,7 +81,7 @@ template <> struct TableRounder<double> {
         }
         return words + (index - first);
     }
-    // places[i]: the index of the result for x[i]. n <= codes_block.
+    // Writes to places[i] the index of the result for x[i]. n must be at most codes_block.
     void settle(const double* x, i32* places, int64_t n, u64 index, u32 stream) const {
         u32 words[codes_block + 2 * group];
         float keys[codes_block];
@@ -114,7 +114,7 @@ template <class Body> void with_rounder(const Rule& rule, const Body& body) {
 }
 template <class Exact> Exact exact_of(const TableRounder<Exact>&);
 
-// Calls body(start, count) for the blocks of begin..end.
+// Calls body(start, count) for each block of the elements begin to end - 1.
 template <class Body> CFP_FN void in_blocks(int64_t begin, int64_t end, const Body& body) {
     for (int64_t start = begin; start < end; start += codes_block)
         body(start, smaller(codes_block, end - start));
@@ -132,7 +132,7 @@ const double* exactly(const float* x, double* room, int64_t n) {
     return room;
 }
 
-// The same times a power of two. Products are zero or infinite only if the numbers are.
+// Returns the same numbers, times a power of two. A product is zero or infinite only if the number is.
 template <class F, class Exact>
 const Exact* exactly(const F* x, Exact* room, int64_t n, const WidePower& power) {
     for (int64_t i = 0; i < n; ++i) {
@@ -160,7 +160,7 @@ void table_quantize(const F* x, float* out, int64_t begin, int64_t end, u64 offs
     });
 }
 
-// Calls body(x) with x as a pointer of its type.
+// Calls body(x) with x as a pointer to its actual type.
 template <class Body> CFP_FN void as_it_is(const void* x, bool wide, const Body& body) {
     if (wide)
         body(static_cast<const double*>(x));
@@ -267,7 +267,7 @@ void table_unpack_range(const uint8_t* bytes, float* out, int64_t begin, int64_t
 
 // ---- sums ----------------------------------------------------------------------------------------------------------
 
-// acc = Q(acc + g) for blocks of terms, and Kahan's form of it, as in reference.py.
+// Computes acc = Q(acc + g), or Kahan's version, for blocks of terms, as in reference.py.
 template <class Exact> struct TableSum {
     const TableRounder<Exact>& to;
     float acc[codes_block], c[codes_block], y[codes_block], t[codes_block];

@@ -1,5 +1,5 @@
-// The kernels for formats that are a table of values, for one instruction set. CMake compiles this file once for each,
-// with CFP_ISA as its name.
+// The kernels for formats that are tables of values, for one instruction set. CMake compiles this file once for each
+// instruction set, with CFP_ISA as its name.
 #include "cpu/isa.h"
 #include "cpu/matmul.h"
 #include "tabulated/cpu_tabulated.h"

@@ -1,8 +1,9 @@
-// CUDA kernels for formats that are a table of values, which tabulated_rounding.h defines. Part of custom_fp.cu, whose
+// CUDA kernels for formats that are tables of values, which tabulated_rounding.h defines. Part of custom_fp.cu, whose
 // loads, bytes and random bits these kernels use.
 //
-// `table` is the table for a rounding and `nearest` the one for nearest_even. Exact numbers are floats, rounded to odd,
-// or doubles in the kernels with stochastic rounding, whose names contain `random`.
+// `table` is the table for the requested rounding, and `nearest` is the table for nearest_even. Exact numbers are
+// floats that were rounded to odd. In the kernels with stochastic rounding, whose names contain `random`, they are
+// doubles.
 
 template <class F> CFP_FN void table_quantize(const F* x, float* out, i64 n, const i32* table) {
     const Table t = open_table(table);
@@ -119,7 +120,7 @@ extern "C" __global__ void table_unpack(const u8* bytes, float* out, i64 n, cons
     unpack_codes<16>(bytes, out, n, t.bits, shift, DecodedIn{t});
 }
 
-// Arithmetic's part for a table.
+// The counterpart of Arithmetic for tables.
 template <bool draws> struct TableArithmetic {
     Table t;
 
@@ -166,8 +167,9 @@ struct CodedIn {
 CFP_TABLE_ACCUMULATE_PACKED(plain, false)
 CFP_TABLE_ACCUMULATE_PACKED(random, true)
 
-// out[z] (MxN) = a[z] (MxK) b[z] (KxN), products and partial sums rounded to nearest, k ascending: a thread a result.
-// a_step, b_step: elements from one matrix of the batch to the next, 0 where all share one.
+// out[z] (MxN) = a[z] (MxK) b[z] (KxN), with products and partial sums rounded to nearest, in ascending order of k.
+// Each thread computes one result. a_step and b_step are the numbers of elements from one matrix of the batch to the
+// next, or 0 if the batch shares one matrix.
 extern "C" __global__ void table_matmul(const float* a, const float* b, float* out, i64 batch, i64 M, i64 K, i64 N,
                                         i64 a_step, i64 b_step, const i32* nearest, int kahan) {
     const TableArithmetic<false> arithmetic = {open_table(nearest)};

@@ -1,20 +1,20 @@
-// Rounding to formats that are a table of values, as formats/tabulated_format.py and tabulated/rounding.py define it.
+// Rounding to tables of values, as formats/tabulated_format.py and tabulated/rounding.py define it.
 //
 // Rounding without random bits is a step function of a number's bits. For each sign, there are ascending thresholds t_j
-// of the magnitude (as an integer), and a result above each of them. Overflow, infinity and NaN are steps like the
-// others. The top bits of the magnitude select a cell, which has at most one threshold and the results on both sides of
-// it. There are two kinds of cells:
+// of the magnitude (as an integer), and a result above each threshold. Overflow, infinity and NaN are also steps. The
+// top bits of the magnitude select a cell, which has at most one threshold and the results on both sides of it. There
+// are two kinds of cells:
 //
-// even       All cells have one size, for tables of few values. The first and the last cell also have all values below
-//            and above them.
+// even       All cells have the same size, for tables with few values. The first cell also contains all smaller values,
+//            and the last cell all larger values.
 // by octave  The size depends on the float32 exponent, for formats with tapered precision.
 //
-// Numbers that are not float32 (doubles, exact sums and products) are first rounded to odd in float32. This changes no
-// step, because thresholds and values have at least one digit fewer than float32. Stochastic rounding needs the distance
-// of a double from the value below it, and rounding to odd must know whether that distance is zero.
+// Numbers that are not float32 values (doubles, exact sums and products) are first rounded to odd in float32. This does
+// not change the result, because thresholds and values have at least one digit fewer than float32. Stochastic rounding
+// needs the distance of a double from the value below it. Rounding to odd needs to know whether this distance is zero.
 //
-// A table is one array of 32-bit words, which tabulated/step_arrays.py computes. It starts with a header (open_table),
-// which has the offsets of the parts.
+// A table is one array of 32-bit words, which tabulated/step_arrays.py computes. It starts with a header (open_table)
+// that contains the offsets of the parts.
 #pragma once
 
 #include "custom_fp.h"
@@ -25,16 +25,16 @@ enum TableKind { table_steps = 0, table_random = 1, table_odd = 2 };
 
 struct Table {
     i32 kind, shift, first, last, half;  // half: the number of cells of each sign
-    bool by_octave, narrow;              // narrow: sums stay in the range of float32
+    bool by_octave, narrow;              // narrow: sums stay within the range of float32
     i32 bits;
     const i32* octaves;                  // [256] first cell << 5 | shift
     const i32* thresholds;               // [2 half]
     const i32* values;                   // [2 half][2]: float32 bits for magnitudes up to the threshold, and above
     const i32* codes;                    // [2 half][2]
-    // The kinds that need the distance have these instead of `values` and `codes`. A place is the index of a magnitude.
+    // Kinds that need the distance have these parts instead of `values` and `codes`. A place is a magnitude's index.
     const i32* places;                   // [2 half][2]
     const double* lows;                  // by place: its magnitude
-    const double* gaps;                  // by place: the distance to the next magnitude; infinity for none
+    const double* gaps;                  // by place: the distance to the next magnitude, or infinity if there is none
     const i32* goes_up;                  // by place: for table_odd, whether inexact numbers are rounded up
     const i32* place_values;             // by place
     const i32* place_codes;
@@ -42,15 +42,15 @@ struct Table {
     const i32* lifts;                    // for rounding to nearest without looking up values: see Lifts
 };
 
-// The parts of `lifts`. A lift is a float32 whose ulp is the step of the values in a binade, or NaN if there is none;
-// adding it rounds to these steps. Binade 0 is only zero (NaN); binade b has the magnitudes whose bits are above
-// (b - 1) << 23, up to b << 23.
+// The parts of `lifts`. A lift is a float32 whose ulp is the step between values in a binade, or NaN if there is no
+// such number. Adding it rounds to these steps. Binade 0 contains only zero (NaN). Binade b contains the magnitudes
+// whose bits are above (b - 1) << 23 and at most b << 23.
 enum Lifts {
     lift_use = 0,      // whether lifts are worth trying
     lift_first = 1,    // the first binade of the window
     lift_zero = 2,     // the bit of the sign, if the format has a -0
-    lift_short = 3,    // whether values have at most 11 digits, steps 12, and no step is at a value
-    lift_window = 4,   // [64], the last NaN
+    lift_short = 3,    // whether values have at most 11 digits and steps 12, and no step is at or next to a value
+    lift_window = 4,   // [64], of which the last one is NaN
     lift_binades = 68  // [257]
 };
 
@@ -74,7 +74,7 @@ CFP_FN Table open_table(const i32* words) {
     return t;
 }
 
-// x rounded to odd in float32: truncated, with the last digit set if x is not a float32.
+// Returns x rounded to odd in float32: truncated, and with the last digit set if x is not a float32.
 CFP_FN float to_odd_float32(double x) {
     const float near = static_cast<float>(x);
     const double back = static_cast<double>(near);
@@ -85,7 +85,7 @@ CFP_FN float to_odd_float32(double x) {
 }
 CFP_FN float to_odd_float32(float x) { return x; }
 
-// 2 * cell, + 1 above its threshold
+// Returns 2 * cell, plus 1 if the number is above the threshold of the cell.
 CFP_FN i32 side_of(float key, const Table& t) {
     const i32 bits = static_cast<i32>(to_bits(key)), magnitude = bits & 0x7fffffff;
     i32 cell;
@@ -100,11 +100,12 @@ CFP_FN i32 side_of(float key, const Table& t) {
     return 2 * cell + (magnitude > t.thresholds[cell]);
 }
 
-// For table_random: returns 1 if x is rounded up from the place at or below it, else 0. `random` has 32 random bits, as
-// in `round`. Selection is done with masks, for loops that compilers vectorize.
+// For table_random: returns 1 if x is rounded up from the place at or below it, and else 0. `random` has 32 random
+// bits, as in `round`. Values are selected with masks, so that compilers can vectorize the loops that call this
+// function.
 CFP_FN i32 goes_up(double x, double low, double gap, u32 random) {
     const double magnitude = from_bits(to_bits(x) & ~Bits<double>::sign), distance = (magnitude - low) / gap;
-    const u64 below_one = 0 - static_cast<u64>(distance < 1.0);  // 0 for NaN: there is no place above
+    const u64 below_one = 0 - static_cast<u64>(distance < 1.0);  // 0 for NaN, because there is no place above
     const double clipped = from_bits(to_bits(distance * 2147483648.0) & below_one);
     const i32 whole = static_cast<i32>(clipped);
     const u32 more = static_cast<u32>(clipped > static_cast<double>(whole)) & random & 1;
@@ -117,15 +118,15 @@ CFP_FN i32 place_of(double x, const Table& t, u32 random) {
     return place + goes_up(x, t.lows[place], t.gaps[place], random);
 }
 
-// For table_odd.
+// For table_odd: returns the place of the rounded value.
 CFP_FN i32 place_of(float key, const Table& t) {
     const i32 place = t.places[side_of(key, t)];
     const double magnitude = static_cast<double>(from_bits(to_bits(key) & 0x7fffffffu));
     return place + ((magnitude != t.lows[place]) & t.goes_up[place]);
 }
 
-// The rounded value of an exact number, and its code. The number is a float for table_steps and table_odd, and a double
-// for table_random.
+// Returns the rounded value of an exact number, or its code. The number is a float for table_steps and table_odd, and a
+// double for table_random.
 CFP_FN float value_in(float key, const Table& t, u32) {
     const i32 bits = t.kind == table_odd ? t.place_values[place_of(key, t)] : t.values[side_of(key, t)];
     return from_bits(static_cast<u32>(bits));
@@ -144,7 +145,7 @@ CFP_FN float decoded_in(u32 code, const Table& t) {
     return from_bits(static_cast<u32>(t.decoded[code & ((1u << t.bits) - 1)]));
 }
 
-// a + b as an exact number for the functions above
+// Computes a + b as an exact number for the functions above.
 CFP_FN void add_exactly(float a, float b, const Table& t, float& sum) {
     sum = t.narrow ? add_to_odd(a, b)
                    : to_odd_float32(add_to_odd(static_cast<double>(a), static_cast<double>(b)));

@@ -1,4 +1,4 @@
-// Bindings of the kernels on formats with scales.
+// Bindings of the kernels for formats with scales.
 #include "bindings.h"
 #include "tiles/kernels.h"
 
@@ -6,7 +6,7 @@ namespace custom_fp::bindings {
 namespace {
 
 uint32_t largest(const float* x, int64_t n, bool all, int threads) {
-    if (!all) {  // nearly always the same as with all
+    if (!all) {  // try with all values first, because NaN and infinity are rare
         const uint32_t found = largest(x, n, true, threads);
         if (found < 0x7f800000u) return found;
     }
@@ -19,7 +19,7 @@ uint32_t largest(const float* x, int64_t n, bool all, int threads) {
     return found;
 }
 
-// Returns the scale of a tensor; 1 if the format has none.
+// Returns the scale of a tensor, or 1 if the format has no such scale.
 float scale_of_tensor(const float* x, int64_t n, const Scaling& f, int threads) {
     if (f.tensor_target == 0.0f) return 1.0f;
     const float amax = from_bits(largest(x, n, false, threads));
@@ -31,7 +31,7 @@ template <class Body> void over_units(const Tiling& g, int threads, const Body& 
     parallel(g.units(), threads, std::max<int64_t>(1, grain / std::max<int64_t>(1, g.unit_size())), 1, body);
 }
 
-// Whether blocks are rows so long that several threads share one.
+// Returns whether blocks are rows that are so long that several threads share one.
 bool is_long(const Tiling& g, const Scaling& f) { return g.height == 1 && g.width > grain && f.rule != four_over_six; }
 
 // Calls block(first, count, number) for each block of such rows.
@@ -78,7 +78,7 @@ void quantize(uintptr_t x, uintptr_t out, const Tiling& g, const Scaling& f, int
     });
 }
 
-// Returns the scale of the tensor. dense: codes are packed; the tensor is one row.
+// Returns the scale of the tensor. dense: codes are packed, and the tensor is one row.
 float encode(uintptr_t x, uintptr_t scales, uintptr_t codes, bool dense, const Tiling& g, const Scaling& f, int mode,
              uint64_t seed, uint64_t offset, uint32_t mask, int threads) {
     const float* from = at<const float>(x);

@@ -1,7 +1,7 @@
-// CPU kernels on the elements of blocks: the largest magnitude, and rounding under a scale. See kernels.h.
+// CPU kernels for the elements of blocks: finding the largest magnitude, and rounding under a scale. See kernels.h.
 //
-// A piece is one row of some adjacent tiles, with `columns` values. e: elements, which are values of their format. s:
-// the factors of elements. r: the factors of x.
+// A piece is one row of some adjacent tiles, with `columns` values. e: elements, which are values of the element
+// format. s: factors by which elements are multiplied. r: factors by which x is multiplied.
 #pragma once
 
 #include "cpu/codes.h"
@@ -12,7 +12,7 @@ namespace {
 
 typedef Integers<FloatLanes> Lanes;
 
-constexpr int ahead = 1024;  // floats to prefetch, because the processor does not do it in such long loops
+constexpr int ahead = 1024;  // floats to prefetch, because the processor does not prefetch in such long loops
 
 CFP_FN i32 largest_lane(IntLanes x) {
 #if defined(__AVX512F__)
@@ -25,7 +25,7 @@ CFP_FN i32 largest_lane(IntLanes x) {
 #endif
 }
 
-// The largest magnitudes of tiles of this many registers.
+// Computes the largest magnitudes of tiles that consist of this many registers.
 template <int registers> void largest_of_tiles(const float* x, u32* amax, int64_t tiles) {
     for (int64_t tile = 0; tile < tiles; ++tile, x += registers * lanes) {
         IntLanes most = {};
@@ -62,7 +62,7 @@ u32 largest_bits(const float* x, int64_t n, bool all) {
     return static_cast<u32>(larger(rest, largest_lane(most)));
 }
 
-// Steps 4 and 5 of formats/scaled_format.py.
+// Performs steps 4 and 5 of formats/scaled_format.py.
 class Elements {
 public:
     Elements(const Scaling& f, const Rule& rule)
@@ -73,10 +73,10 @@ public:
           draws(rule.mode == stochastic && RandomRounder::allowed(unpack_spec(f.element))) {}
 
     bool is_fast() const { return fast; }
-    bool is_random() const { return draws; }  // random bits can be drawn in advance
+    bool is_random() const { return draws; }  // whether random bits can be drawn in advance
     bool is_integer() const { return f.is_integer; }
 
-    // The element of x, if the fast path is right.
+    // Returns the element of x, if the fast path is correct for it.
     template <bool integer, class F> CFP_MEMBER F round(F x, F r) const {
         typedef Integers<F> N;
         const F q = clamp<F>(x * r, F{} + f.least, F{} + f.most);
@@ -86,7 +86,7 @@ public:
         return integer ? rounded : with_sign<F>(rounded, q);
     }
 
-    // Rounds q = x * r to elements, in place. index: that of the first one in the tensor.
+    // Rounds q = x * r to elements, in place. index: the index of the first element in the tensor.
     void finish(float* q, int64_t count, u64 index) const {
         for (int64_t i = 0; i < count; ++i) q[i] = clamp(q[i], f.least, f.most);
         Rule here = rule;
@@ -106,7 +106,7 @@ public:
     }
     static int64_t drawn(int64_t count) { return count + 2 * group; }
 
-    // The same as `finish`, with bits that were drawn before.
+    // Rounds as `finish` above, with random bits that were drawn before.
     void finish(float* q, int64_t count, u64 index, const u32* bits) const {
         const RandomRounder r = random;
         const float least = f.least, most = f.most;
@@ -150,10 +150,10 @@ CFP_FN void over_tiles(int64_t columns, const float* r, const float* s, const St
 }
 
 // Calls step(i, r, s) for the registers of a piece. r and s have an entry for each tile of `width` columns, or for each
-// column if the width is not a number of lanes.
+// column if the width is not a multiple of the number of lanes.
 template <class Step>
 CFP_FN void over_piece(int64_t columns, int64_t width, const float* r, const float* s, const Step& step) {
-    // the usual widths, with loops of constant length
+    // These are the usual widths. Their loops have a constant length.
     if (width == lanes)
         over_tiles<1>(columns, r, s, step);
     else if (width == 2 * lanes)
@@ -193,14 +193,14 @@ void round_piece(const float* x, float* out, int64_t columns, int64_t width, con
         });
 }
 
-// The errors of elements: value minus x. e: the elements of a piece.
+// Computes the errors of elements: value minus x. e: the elements of a piece.
 void subtract_piece(const float* e, const float* x, float* off, int64_t columns, int64_t width, const float* s) {
     over_piece(columns, width, s, s, [&](int64_t i, auto s, auto) {
         store(off + i, load_like(e + i, s) * s - load_like(x + i, s));
     });
 }
 
-// The same on the fast path, for elements that are not integers.
+// Computes the same on the fast path, for elements that are not integers.
 void round_and_subtract_piece(const float* x, float* off, int64_t columns, int64_t width, const float* r, const float* s,
                               const Elements& elements) {
     const Elements e = elements;

@@ -1,5 +1,6 @@
-// The sums of squared errors of tiles, for the rule 4over6: eight sums in double, each of every eighth element of a
-// tile, as if a shorter last tile had the full width; then pairwise sums, with a distance of 4 first.
+// Sums of the squared errors of tiles, for the rule 4over6. There are eight sums in double, each over every eighth
+// element of a tile, where a shorter last tile counts as if it had the full width. The sums are then added in pairs,
+// beginning with sums that are 4 apart.
 #pragma once
 
 #include "tiles/cpu_elements.h"
@@ -7,7 +8,7 @@
 namespace custom_fp {
 namespace {
 
-constexpr int double_lanes = lanes / 2, parts = 8 / double_lanes;  // of a register; the number of registers for eight sums
+constexpr int double_lanes = lanes / 2, parts = 8 / double_lanes;  // doubles in a register, and registers for eight sums
 
 typedef float HalfLanes __attribute__((vector_size(4 * double_lanes)));
 typedef double DoubleLanes __attribute__((vector_size(8 * double_lanes)));
@@ -18,13 +19,13 @@ CFP_FN DoubleLanes in_double(HalfLanes x) { return __builtin_convertvector(x, Do
 struct EightSums {
     DoubleLanes part[parts] = {};
 
-    CFP_MEMBER void add(const float* off) {  // of eight elements
+    CFP_MEMBER void add(const float* off) {  // adds the errors of eight elements
         for (int i = 0; i < parts; ++i) {
             const DoubleLanes error = in_double(load<HalfLanes>(off + i * double_lanes));
             part[i] += error * error;
         }
     }
-    CFP_MEMBER void add(const float* off, int64_t count) {  // of fewer
+    CFP_MEMBER void add(const float* off, int64_t count) {  // adds the errors of fewer than eight elements
         for (int64_t i = 0; i < count; ++i) add_one(off[i], i);
     }
     CFP_MEMBER void add_one(double error, int64_t i) { part[i / double_lanes][i % double_lanes] += error * error; }
@@ -45,7 +46,7 @@ struct EightSums {
     }
 };
 
-// Tiles of one column, as many as F has lanes.
+// Processes tiles of one column, as many as F has lanes.
 template <class F, class D> CFP_FN D sum_down(const float* off, int64_t rows, int64_t columns) {
     const auto sum = [&](int64_t first) {
         D sum = {};
@@ -62,7 +63,8 @@ template <class F, class D> CFP_FN D sum_down(const float* off, int64_t rows, in
     return even + (apart(1) + apart(3));
 }
 
-// A tile of `wide` columns, where the full width is a multiple of eight. known: the width of a whole tile, or 0.
+// Processes a tile of `wide` columns, where the full width is a multiple of eight. known: the width of a whole tile, or
+// 0.
 template <int known> CFP_FN double sum_of_tile(const float* off, int64_t rows, int64_t columns, int64_t wide) {
     const int64_t count = known ? known : wide;
     EightSums sums;
@@ -74,7 +76,7 @@ template <int known> CFP_FN double sum_of_tile(const float* off, int64_t rows, i
     return sums.pairwise();
 }
 
-// off: the errors of the elements of adjacent tiles, rows times columns.
+// off: the errors of the elements of adjacent tiles, (rows, columns).
 void sums_of_squares(const float* off, int64_t rows, int64_t columns, int64_t width, double* errors) {
     int64_t i = 0;
     if (width == 1) {

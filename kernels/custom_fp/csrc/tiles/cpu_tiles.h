@@ -1,6 +1,6 @@
-// CPU kernels on blocks and tiles of values that share a scale. formats/scaled_format.py defines the results, tiles.h
-// has the arithmetic of scales, and single values are rounded and packed as in formats without scales. See kernels.h
-// for the contract.
+// CPU kernels for blocks and tiles of values that share a scale. formats/scaled_format.py defines the results, and
+// tiles.h has the arithmetic of scales. Single values are rounded and packed as in formats without scales. See
+// kernels.h for the interface.
 #pragma once
 
 #include "tiles/cpu_units.h"
@@ -56,7 +56,7 @@ void decode_elements(const u8* codes, float* e, int64_t count, const Scaling& f)
         decode_as(codes, e, count, make_coder(unpack_spec(f.element)));
 }
 
-// Writes the codes of a piece. bytes: the codes.
+// Writes the codes of a piece. bytes: the codes, one in each byte.
 void put_codes(const u8* bytes, u8* codes, bool dense, int64_t at, int64_t count, int bits) {
     if (dense)
         join_range(bytes, codes + at / 8 * bits, 0, count, bits);
@@ -105,7 +105,7 @@ void decode_tiles(const void* scales, const u8* codes, bool dense, float* out, c
 
 // ---- one block -------------------------------------------------------------------------------------------------
 
-// A tensor that is one block, divided anywhere: its parts are rows of blocks whose scale is given.
+// Processes a part of a tensor that is a single block. The part counts as a row of blocks whose scale is given.
 template <class Piece>
 void over_one(const float* x, int64_t begin, int64_t end, const Scaling& f, const Rule& rule, float scale, float t,
               const Piece& piece) {

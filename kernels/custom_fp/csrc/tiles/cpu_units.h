@@ -1,4 +1,4 @@
-// A unit of work: `tiles` adjacent tiles of `rows` rows and, together, `columns` columns, and their scales. See
+// A unit of work: `tiles` adjacent tiles with `rows` rows and a total of `columns` columns, and their scales. See
 // kernels.h.
 #pragma once
 
@@ -48,9 +48,9 @@ void scale_values(const u32* codes, float* s, float* r, int64_t tiles, float t, 
 
 class Units {
 public:
-    // The position and size of a unit.
+    // The position and size of a unit. first: the index of its first element. scale: the index of its first tile's scale.
     struct Unit {
-        int64_t first, rows, columns, tiles, scale;  // first: index of its first element; scale: of the scale of its first tile
+        int64_t first, rows, columns, tiles, scale;
     };
 
     Units(const Tiling& tiling, const Scaling& f, const Rule& rule, float t)
@@ -74,7 +74,7 @@ public:
         }
     }
 
-    // Computes the scales of a unit from x. For 4over6, chooses the one of two scales that has the smaller error.
+    // Computes the scales of a unit from x. For 4over6, chooses the scale with the smaller error.
     void find(const float* x, const Unit& u) {
         largest(x + u.first, u);
         if (f.rule != four_over_six) {
@@ -89,7 +89,7 @@ public:
         scale(u, 1.0f);
         find_errors(x, u, error_6.data());
         for (int64_t i = 0; i < u.tiles; ++i) {
-            const u32 is_4 = error_4[i] < error_6[i];  // unpredictable, so without a branch
+            const u32 is_4 = error_4[i] < error_6[i];  // unpredictable, so there is no branch
             now.codes[i] = select(is_4, other.codes[i], now.codes[i]);
             now.tile_s[i] = from_bits(select(is_4, to_bits(other.tile_s[i]), to_bits(now.tile_s[i])));
             now.tile_r[i] = from_bits(select(is_4, to_bits(other.tile_r[i]), to_bits(now.tile_r[i])));
@@ -97,7 +97,7 @@ public:
         spread(u);
     }
 
-    // Writes the scales of a unit.
+    // Reads the scales of a unit.
     void read(const void* scales, const Unit& u) {
         for (int64_t i = 0; i < u.tiles; ++i)
             now.codes[i] = f.kind == float_scale ? static_cast<const u32*>(scales)[u.scale + i]
@@ -113,7 +113,7 @@ public:
                 static_cast<u8*>(scales)[u.scale + i] = static_cast<u8>(now.codes[i]);
     }
 
-    // Writes the values of a row of a unit, or its elements if not `scaled`.
+    // Writes the values of a row of a unit, or its elements if `scaled` is false.
     void round(const float* x, float* out, const Unit& u, int64_t row, bool scaled) {
         x += u.first + row * g.columns;
         if (elements.is_fast()) {
@@ -152,7 +152,7 @@ private:
     Elements elements;
     float t;
     bool has_columns;
-    int64_t most, across;  // tiles and columns in the largest unit
+    int64_t most, across;  // the numbers of tiles and columns in the largest unit
     struct Scales {
         std::vector<u32> codes;
         std::vector<float> tile_s, tile_r, column_s, column_r;
@@ -161,16 +161,16 @@ private:
             : codes(tiles), tile_s(tiles), tile_r(tiles), column_s(columns), column_r(columns) {}
     };
     std::vector<u32> amax;
-    Scales now, other;  // other: the second of two that are tried (4over6)
+    Scales now, other;  // other: the second of the two scales that 4over6 tries
     std::vector<i32> peak;
     std::vector<float> buffer, off;
     std::vector<double> error_4, error_6;
-    std::vector<u32> words, kept;  // random bits; kept: those of all rows, if they are needed more than once
+    std::vector<u32> words, kept;  // random bits; kept: the bits of all rows, if they are needed more than once
 
     const float* s() const { return has_columns ? now.column_s.data() : now.tile_s.data(); }
     const float* r() const { return has_columns ? now.column_r.data() : now.tile_r.data(); }
 
-    // Computes scales, multiplied by `times`.
+    // Computes the scales of a unit, multiplied by `times`.
     void scale(const Unit& u, float times) {
         scale_codes(amax.data(), now.codes.data(), u.tiles, t, times, f);
         values(u);
@@ -186,7 +186,7 @@ private:
     // Draws the random bits of a row. They are valid until the next call.
     const u32* draw(const Unit& u, int64_t row) { return elements.draw(words.data(), u.columns, index(u, row)); }
 
-    // Computes the elements of a row on the slow path. x: its first value.
+    // Computes the elements of a row on the slow path. x: the first value of the row.
     void finish(const float* x, const Unit& u, int64_t row) {
         multiply_piece(x, buffer.data(), u.columns, g.width, r());
         if (elements.is_random())
@@ -195,7 +195,7 @@ private:
             elements.finish(buffer.data(), u.columns, index(u, row));
     }
 
-    // Computes the sums of squared errors of a unit's tiles under the current scales.
+    // Computes the sums of the squared errors of a unit's tiles with the current scales.
     void find_errors(const float* x, const Unit& u, double* errors) {
         for (int64_t row = 0; row < u.rows; ++row) {
             const float* from = x + u.first + row * g.columns;

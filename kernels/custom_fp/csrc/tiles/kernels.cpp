@@ -1,5 +1,5 @@
-// The kernels on formats with scales for one instruction set. CMake compiles this file once for each, with CFP_ISA as
-// its name.
+// The kernels for formats with scales, for one instruction set. CMake compiles this file once for each instruction set,
+// with CFP_ISA as its name.
 #include "cpu/isa.h"
 #include "tiles/cpu_tiles.h"
 

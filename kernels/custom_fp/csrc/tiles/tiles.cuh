@@ -1,13 +1,13 @@
 // Formats with scales on a GPU. tiles.h has the arithmetic, formats/scaled_format.py defines the results, and
 // scaled/tiles.cuh assigns the work to threads. Part of custom_fp.cu.
 //
-// f: in memory, because it is as large as sixteen numbers. t: the scale of the tensor; null: none. The results are
-// values or, if `out` is null, codes and scales.
+// f: the parameters, in memory because there are sixteen. t: the scale of the tensor, or null if there is none. The
+// results are values or, if `out` is null, codes and scales.
 
 template <Mode mode> struct ScaledKind {
     Scaling f;
     float t;
-    u64 seed, index;  // of the first element
+    u64 seed, index;  // index: that of the first element
     u32 mask;
     Rounder<float> scale_rounder, rounder;
     Coder scale_coder, coder;
@@ -16,7 +16,7 @@ template <Mode mode> struct ScaledKind {
     };
     struct Scale {
         u32 code;
-        float value, times;  // times: the factor of elements
+        float value, times;  // times: the factor by which elements are multiplied
     };
     struct Drawn {
         Words upper, lower;
@@ -40,11 +40,11 @@ template <Mode mode> struct ScaledKind {
         const float value = scale_value(code, f, scale_coder);
         return {code, value, scale_reciprocal(value, t)};
     }
-    CFP_MEMBER Scale of_lane(const Scale& of, int lane) const {  // the code is not read
+    CFP_MEMBER Scale of_lane(const Scale& of, int lane) const {  // the code is not needed
         return {0, ::of_lane(of.value, lane), ::of_lane(of.times, lane)};
     }
 
-    // The random words of a lane's values in a group, whose first one has `index`.
+    // Draws the random words for a lane's values in a group.
     CFP_MEMBER Drawn draw(i64 group_index, int lane) const {
         if constexpr (mode != stochastic) return {};
         const u64 here = index / group + static_cast<u64>(group_index);
@@ -87,8 +87,9 @@ template <class Kind> struct ScaledTo {
     }
 };
 
-// The sum of squared errors under a scale: eight sums of every eighth element of the whole tile, then pairwise sums,
-// with a distance of 4 first. Each eight lanes of a warp compute the same; a single thread computes all eight.
+// Returns the sum of squared errors under a scale. There are eight sums, each over every eighth element of the whole
+// tile, which are then added in pairs, beginning with sums that are 4 apart. In a warp, every eight lanes compute the
+// same. A single thread computes all eight sums.
 template <class Kind>
 CFP_FN double squared_error(const Kind& kind, const float* x, const Tile& tile, const typename Kind::Scale& scale, bool alone) {
     const auto eighth = [&](i64 from) {
@@ -137,7 +138,7 @@ CFP_FN void scaled_tiles(const float* x, const ScaledTo<ScaledKind<mode>>& to, i
     });
 }
 
-// A tensor that is one block, whose largest magnitude is given.
+// Processes a tensor that is one block, whose largest magnitude is given.
 template <Mode mode>
 CFP_FN void scaled_whole(const float* x, const ScaledTo<ScaledKind<mode>>& to, i64 n, const u32* amax, const ScaledKind<mode>& kind) {
     const auto scale = kind.scale({*amax & 0x7fffffffu});
@@ -180,7 +181,7 @@ extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, fl
     });
 }
 
-// For runs. A thread has 8 values of one.
+// For runs. A thread has 8 values of the same run.
 extern "C" __global__ void scaled_decode_runs(const void* scales, const u8* codes, float* out, i64 n, int width,
                                               const Scaling* f, const float* t) {
     const ScaledKind<nearest_even> kind(*f, t, RoundingMode(0), 0, 0, 0);

@@ -23,7 +23,7 @@ _NAME = re.compile(r"takum([1-9]\d?)")
 
 @dataclass(frozen=True)
 class Takum(Tabulated):
-    """A takum of n = 8 .. 16 bits."""
+    """A takum of n = 8 to 16 bits."""
 
     LOOKS_LIKE: ClassVar = "takum8 ..."
     PURPOSE: ClassVar = "linear takums: similar to posits, with the same range for every number of bits"
