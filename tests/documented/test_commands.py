@@ -62,7 +62,7 @@ SHORTER = {
     "cpdrun sweep exp=digits_bits format=fp32,mypackage.formats.FLAT4 aps=false": f"{TINY} seed=0",
     "cpdrun formats --vectors posit16-exact --count 10000 --seed 1": "--count 100",
     "cpdrun formats --vectors e5m2 --rounding nearest_even,toward_zero,stochastic_8 --overflow infinity,saturate "
-    "--seed 7 --out e5m2.jsonl": "--count 10",
+    "--seed 7 --out e5m2.jsonl": "--rounding nearest_even --overflow infinity --count 10",
     "README.md: cpdrun report": "--format html",
     "docs/scripts.md: cpdrun report": "--format md",
     "docs/tutorial.md: cpdrun report digits_search": "--format md",
