@@ -1,4 +1,6 @@
-"""Measure the time until the first verdict of a new user: create an environment, install the wheels, run a search.
+"""Measure the time from a new user's first command to the first verdict of a search.
+
+The script creates an environment, installs the wheels, and runs a search.
 
     python scripts/first_verdict.py dist/*.whl
     python scripts/first_verdict.py dist/*.whl --python python3.13 search exp=digits_search
@@ -37,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "words",
         nargs="+",
-        help="the wheels of custom_fp and cpdrun, then arguments of cpdrun (default: half of the demo)",
+        help="the wheels of custom_fp and cpdrun, followed by arguments of cpdrun (default: half of the demo's search)",
     )
     parser.add_argument("--python", default=sys.executable)
     options = parser.parse_args()

@@ -205,7 +205,7 @@ class _Rank:
                 write_json(self.run.status, progress.as_json())
 
     def _stop(self, process: ScriptProcess) -> None:
-        """Send SIGTERM, and SIGKILL after the grace period. A script that calls run.should_stop() ends by itself."""
+        """Send SIGTERM, and SIGKILL after the grace period. A script that calls run.should_stop() gets no signal."""
         if self.attempt.polls_stop.exists():
             return
         if not self.stop_sent:

@@ -7,7 +7,7 @@ name when a class moves.
 from collections.abc import Mapping
 from typing import Any
 
-# The first name of each class that has moved, keyed by its present name.
+# The original name of each class that was moved to another module, keyed by its present name.
 FIRST_NAME = {
     "cpdrun.comm.compressors.min_max.MinMax": "cpdrun.comm.compress.MinMax",
     "cpdrun.comm.compressors.qsgd.QSGD": "cpdrun.comm.qsgd.QSGD",

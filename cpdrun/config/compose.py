@@ -91,7 +91,7 @@ class Composer:
     """Composes configs from conf/ and from a folder of the user's own.
 
     A yaml file in the user's folder is another choice of its group, or replaces the file of the same name in conf/. Use
-    the composer as a context manager, because it holds Hydra's global state while it is open.
+    the composer as a context manager, because it uses Hydra's global state while it is open.
 
     Args:
         config_dir: The user's folder, if any.
@@ -163,7 +163,7 @@ class Composer:
 
     @property
     def is_ours(self) -> bool:
-        """Whether all files are those of conf/, without a folder of the user's own."""
+        """Whether only the files in conf/ are used, without a user's folder and without installed packages."""
         return self._user_dir is None
 
     def kind(self, group: str, choices: Mapping[str, str]) -> Any:

@@ -17,8 +17,8 @@ from cpdrun.config.overrides import INGREDIENTS, flatten
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
-# Sections that other sections include if they use them, as in `sync: {topology: ${topology}}`. The hash covers them as
-# parts of these other sections.
+# Sections that are included by the sections that use them, as in `sync: {topology: ${topology}}`. The hash covers them
+# only as parts of the including sections.
 PARTS_OF_OTHERS = ("norm", "topology", "compressor")
 NOT_IDENTITY = (
     "exp",
@@ -136,7 +136,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
     data = config.get("data")
-    # The key `task` of other configs may be text, such as `task: mnli`.
+    # In the config of a script, the key `task` may be a text, such as `task: mnli`.
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:
         of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)
         unused += ["task"] if config["task"] == {"_target_": of_data} else []

@@ -132,7 +132,7 @@ def _seeds(value: object) -> list[int]:
 
 
 def _add_to_manifest(sweep: Plan, search: Mapping[str, Any] | None) -> None:
-    """Implement `write_manifest`. The caller holds the sweep's lock."""
+    """Implement `write_manifest`. The caller must have locked the sweep."""
     names = [run.name for run in sweep.runs]
     before = listed(sweep.directory)
     there = read_manifest(sweep.directory) if before else {}

@@ -378,7 +378,7 @@ def validate(config: Mapping[str, Any], *, imports: bool = True) -> None:
 
 @cache
 def _sections(model: type[Struct]) -> list[str]:
-    """Return the keys of the sections that hold a class and its arguments."""
+    """Return the keys of the sections that consist of a class and its arguments."""
     return [key.removesuffix(f".{TARGET}") for key in setting_types(model) if key.endswith(TARGET)]
 
 

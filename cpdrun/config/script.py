@@ -55,7 +55,7 @@ def is_script(config: Mapping[str, Any]) -> bool:
 
 
 def has_launcher(config: Mapping[str, Any]) -> bool:
-    """Return whether another launcher starts the ranks of a script."""
+    """Return whether a launcher other than cpdrun, such as `accelerate launch`, starts the ranks of a script."""
     return is_script(config) and bool(config[SCRIPT]["launch_with"])
 
 
@@ -300,7 +300,7 @@ class _Source:
     """The properties of a script that are found by reading its text.
 
     Attributes:
-        digest: The SHA-256 digest of the code without comments and blank lines, whose changes do not make a new run.
+        digest: The SHA-256 digest of the code without comments and blank lines. Changing these does not make a new run.
         takes_seed: Whether an argument parser in the script defines `--seed`.
         reports: Whether the script contains the name of cpdrun, or of a library whose trainer reports its metrics to
             cpdrun.

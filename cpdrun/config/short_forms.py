@@ -89,7 +89,7 @@ def expand_aps(config: dict[str, Any], composer: Composer, choices: Mapping[str,
     """
     no_scaling, aps_rule = (composer.file(SCALING, name) for name in (NO_SCALING, APS_RULE))
     if "aps" not in config or not has_key(config, f"{SCALING}._target_"):
-        return  # One of the keys was deleted, which `validate` reports.
+        return  # `validate` reports a deleted key.
     aps, rule = config["aps"], config[SCALING]["_target_"]
     if aps is None:
         aps = _is_scaling_chosen(composer, choices) or rule != aps_rule["_target_"]

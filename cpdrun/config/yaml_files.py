@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from custom_fp.formats.protocol import NumberFormat
 
 CONF_MODULE = "cpdrun.conf"
-# The package whose folder `recipe` is a group, too.
+# The package that contains further files of the group `recipe`.
 RECIPES_MODULE = "custom_fp.conf"
 # The entry points by which installed distributions name their packages of yaml files.
 ENTRY_POINTS = ("cpdrun.experiments", "cpdrun.recipes", "cpdrun.launchers")

@@ -56,7 +56,7 @@ class Session:
     def warm_up(self) -> None:
         """Start importing torch in another process, so that runs start sooner.
 
-        The duration of the first launch is measured from this call on.
+        The reported duration of the first launch includes the time since this call.
         """
         self._began = time.monotonic()
         self.warm.start()

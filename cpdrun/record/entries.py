@@ -163,7 +163,7 @@ class EpochRow(Entry):
     epoch: int
     step: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    nonfinite_gradients: int | None = None  # the number of elements in this epoch
+    nonfinite_gradients: int | None = None  # the number of inf and NaN in the gradients of this epoch
     layers: dict[str, Any] | None = None  # the last statistics of each layer
     train_seconds: float = 0.0
 

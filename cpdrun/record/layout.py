@@ -175,7 +175,7 @@ class RunDir:
 
     @property
     def holder(self) -> Path:
-        """A file that is used instead of the lock if the file system does not support flock."""
+        """The file that replaces the lock if the file system does not support flock."""
         return self.path / ".holder"
 
     @property

@@ -100,7 +100,7 @@ def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
     ):
         if given is not None and given != known:
             raise InvalidValueError(
-                f"{what}={given:g}, but {name} has {known}; give a different format another name"
+                f"{what}={given:g}, but {name} has {known}. If this is a different format, use another name"
             )
     return {"name": name, "bits": ours.bits, "exponent_bits": ours.exponent_bits}
 
@@ -163,7 +163,7 @@ def _measure(name: str, declared: Any) -> Measure:
     if known.higher_is_better != measure.higher_is_better:
         direction = "higher" if known.higher_is_better else "lower"
         raise InvalidValueError(
-            f"a {direction} {name} is better; give a metric with the opposite direction another name"
+            f"a {direction} {name} is better. For a metric with the opposite direction, use another name"
         )
     return known if declared in ("higher", "lower") else measure
 

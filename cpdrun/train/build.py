@@ -263,7 +263,7 @@ def _check_model(model: nn.Module) -> None:
         if is_lazy(parameter):
             raise BuildError(
                 f"model: {name} has no shape before the first batch (a lazy layer), but initial weights must depend on "
-                "the seed only; give the layer its sizes"
+                "the seed only. Pass the sizes to the layer"
             )
     if not trainable(model):
         raise BuildError(f"model: {type(model).__name__} has no parameters that require a gradient")

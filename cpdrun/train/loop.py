@@ -58,7 +58,7 @@ class Progress:
     wire_steps: int = 0  # the number of steps whose bytes are included in `wire`
 
     def count_bytes(self, step_bytes: dict[str, int]) -> None:
-        """Add the communicated bytes of one step."""
+        """Add the communicated bytes of one step to the epoch's totals."""
         self.wire = {key: self.wire.get(key, 0) + n for key, n in step_bytes.items()}
         self.wire_steps += 1
 

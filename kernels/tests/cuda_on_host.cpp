@@ -1,5 +1,5 @@
-// The CUDA kernels as host functions, one thread at a time: what test_cuda_on_host.py compiles and calls. Stands in for
-// the few names of CUDA that they use; shared memory is one thread block's, barriers do nothing.
+// The CUDA kernels as host functions, which conftest.py compiles and calls for one thread at a time. This defines the few
+// names of CUDA that they use. Shared memory is one thread block's, and barriers do nothing.
 #define __global__
 #define __shared__ static
 #define __launch_bounds__(...)

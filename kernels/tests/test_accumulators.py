@@ -9,68 +9,39 @@ import dot_oracle
 import oracle
 import pytest
 import torch
+from backend_choice import in_cuda
 from custom_fp import Accumulator, accumulator
 from custom_fp.accumulators import reference
 from custom_fp.accumulators.machines import MACHINES
 from custom_fp.formats.scalar import Format
 from custom_fp.reference import random_words
+from tensors import normal, same_bits
 
 native = pytest.importorskip("custom_fp.accumulators.native")
 
 SEED = 5
+NO_GPU = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 WORDS = [
-    "fp32-fused",
-    "fp32-exact",
-    "e4m3fn-product_e5m2-exact-stochastic",
-    "fp16-pairwise",
-    "bf16-fused-pairwise",
-    "e5m7-fused-block_3-pairwise-toward_zero",
-    "bf16-block_8",
-    "e4m3-fused-toward_zero",
-    "e4m3fn-stochastic_8-saturate",
-    "fp16-stochastic-kahan",
-    "e4m3-stochastic_even_2",
-    "fp16-product_e5m2-stochastic_odd_3",
-    "e5m3-block_4-pairwise-stochastic_fast_2",
-    "e5m3-block_4-pairwise-stochastic_5-chunk_12",
-    "fp16-product_bf16-kahan",
-    "bf16-chunk_5_fp16",
-    "e3m2fn-saturate",
-    "e4m3-fused-to_odd-propagate",
-    "e4m3-nearest_away",
-    "e4m3fn-block_4-pairwise-toward_positive",
-    "e5m2-block_8-width_9-toward_negative",
-    "fp32-block_8-width_24",
-    "e5m7-of_fp16-block_16-width_12",
-    "e4m3-block_5-width_40-stochastic_3",
-    "e4m3fn-width_6-saturate-toward_zero",
-    "e5m7-of_e4m3fn-block_4-width_9-toward_zero-chunk_8",
-    "e5m7-of_e4m3fn-block_8-width_9-join_14_11-split_2",
-    "e5m3-of_e4m3fnuz-block_3-width_12-join_12_9-toward_zero",
-    "e5m3-of_e4m3-flush",
-    "bf16-fused-flush-toward_zero",
-    "e4m3-of_bf16_e4m3-product_e5m2-flush-pairwise-stochastic",
-    "e4m3fnuz-kahan-saturate",
-    "e4m3fnuz-fused-toward_zero",
-    "e5m2fnuz-product_e4m3fo-pairwise-to_odd",
-    "e4m3fo-block_4-stochastic_4",
-    "e5m3fnuz-of_e4m3fnuz-block_8-width_9-toward_zero",
-    "fp32-product_e4m3fnuz-chunk_5_e5m2fnuz",
-    "ue5m6-fused",
-    "ue5m6-product_e5m6-toward_zero",
-    "ue4m3-exact-saturate",
-    "ue5m3-block_4-width_9",
-    "posit8-product_posit16",
-    "posit16-exact",
-    "posit8-fused-stochastic",
-    "posit16-pairwise-toward_zero",
-    "takum8-pairwise-product_bf16",
-    "lns4_3-exact-toward_zero",
-    "lns4_3-fused-kahan",
-    "hif8-block_4-to_odd",
-    "p3109_k8p3se-fused-saturate",
-    "p3109_k8p4uf-exact",
-    "fp16-chunk_4_posit16",
+    *("fp32-fused", "fp32-exact", "e4m3fn-product_e5m2-exact-stochastic", "fp16-pairwise"),
+    *("bf16-fused-pairwise", "e5m7-fused-block_3-pairwise-toward_zero", "bf16-block_8"),
+    *("e4m3-fused-toward_zero", "e4m3fn-stochastic_8-saturate", "fp16-stochastic-kahan"),
+    *("e4m3-stochastic_even_2", "fp16-product_e5m2-stochastic_odd_3"),
+    *("e5m3-block_4-pairwise-stochastic_fast_2", "e5m3-block_4-pairwise-stochastic_5-chunk_12"),
+    *("fp16-product_bf16-kahan", "bf16-chunk_5_fp16", "e3m2fn-saturate", "e4m3-fused-to_odd-propagate"),
+    *("e4m3-nearest_away", "e4m3fn-block_4-pairwise-toward_positive"),
+    *("e5m2-block_8-width_9-toward_negative", "fp32-block_8-width_24", "e5m7-of_fp16-block_16-width_12"),
+    *("e4m3-block_5-width_40-stochastic_3", "e4m3fn-width_6-saturate-toward_zero"),
+    *("e5m7-of_e4m3fn-block_4-width_9-toward_zero-chunk_8",),
+    *("e5m7-of_e4m3fn-block_8-width_9-join_14_11-split_2",),
+    *("e5m3-of_e4m3fnuz-block_3-width_12-join_12_9-toward_zero", "e5m3-of_e4m3-flush"),
+    *("bf16-fused-flush-toward_zero", "e4m3-of_bf16_e4m3-product_e5m2-flush-pairwise-stochastic"),
+    *("e4m3fnuz-kahan-saturate", "e4m3fnuz-fused-toward_zero", "e5m2fnuz-product_e4m3fo-pairwise-to_odd"),
+    *("e4m3fo-block_4-stochastic_4", "e5m3fnuz-of_e4m3fnuz-block_8-width_9-toward_zero"),
+    *("fp32-product_e4m3fnuz-chunk_5_e5m2fnuz", "ue5m6-fused", "ue5m6-product_e5m6-toward_zero"),
+    *("ue4m3-exact-saturate", "ue5m3-block_4-width_9", "posit8-product_posit16", "posit16-exact"),
+    *("posit8-fused-stochastic", "posit16-pairwise-toward_zero", "takum8-pairwise-product_bf16"),
+    *("lns4_3-exact-toward_zero", "lns4_3-fused-kahan", "hif8-block_4-to_odd"),
+    *("p3109_k8p3se-fused-saturate", "p3109_k8p4uf-exact", "fp16-chunk_4_posit16"),
 ]
 PANELS = [  # of csrc/accumulators/lane_sums.h, in float32 and in float64
     *(
@@ -79,9 +50,16 @@ PANELS = [  # of csrc/accumulators/lane_sums.h, in float32 and in float64
         "e4m3fn-saturate",
         "bf16-saturate-pairwise",
         "fp16-fused",
-        "bf16-fused-pairwise",
+        "fp32-kahan",
     ),
-    *("e8m22-pairwise", "e8m13-fused", "fp32-saturate-kahan", "fp16-chunk_7", "fp32-pairwise", "fp32-kahan"),
+    *(
+        "bf16-fused-pairwise",
+        "e8m22-pairwise",
+        "e8m13-fused",
+        "fp32-saturate-kahan",
+        "fp16-chunk_7",
+        "fp32-pairwise",
+    ),
     *(
         "fp16-toward_zero",
         "bf16-fused-toward_zero",
@@ -95,28 +73,15 @@ PANELS = [  # of csrc/accumulators/lane_sums.h, in float32 and in float64
         "bf16-stochastic-pairwise",
         "e4m3-stochastic",
     ),
-    *(
-        "e8m20-stochastic",
-        "e8m21-fused-stochastic",
-        "e5m2-block_4-pairwise-stochastic_5-saturate",
-        "fp16-stochastic_3-kahan",
-        *("fp16-stochastic_fast_4", "e4m3-stochastic_even_6"),  # which only the general panels compute
-    ),
+    *("e8m20-stochastic", "e8m21-fused-stochastic", "e5m2-block_4-pairwise-stochastic_5-saturate"),
+    "fp16-stochastic_3-kahan",
+    *("fp16-stochastic_fast_4", "e4m3-stochastic_even_6"),  # which only the general panels compute
 ]
 BLOCKS = [  # of csrc/accumulators/cpu_blocks.h, in float32 and in float64
-    *(
-        "h100_fp8",
-        "deepseek_v3",
-        "h100_fp8_e5m2_by_e4m3",
-        "b200_fp8",
-        "h100_fp16",
-        "a100_bf16",
-        "v100_fp16",
-        "a100_tf32",
-    ),
+    *("h100_fp8", "deepseek_v3", "h100_fp8_e5m2_by_e4m3", "b200_fp8", "h100_fp16", "a100_bf16", "v100_fp16"),
     *(
         f"fp32-of_e4m3fn-block_{k}-width_{w}-toward_zero"
-        for k, w in ((3, 14), (32, 14), (32, 15), (33, 14), (1, 9), (7, 1))
+        for k, w in ((3, 14), (32, 14), (32, 15), (33, 14), (7, 1))
     ),
     *(
         f"e8m9-of_bf16-block_{k}-width_{w}-toward_zero-chunk_{2 * k}"
@@ -126,7 +91,30 @@ BLOCKS = [  # of csrc/accumulators/cpu_blocks.h, in float32 and in float64
         "fp32-of_e2m1fn-block_6-width_9-toward_zero-chunk_12",
         "bf16-of_e5m2-block_9-width_13-saturate-toward_zero",
     ),
-    "fp16-of_e4m3fn-block_8-width_12-toward_zero",
+    *(
+        "fp16-of_e4m3fn-block_8-width_12-toward_zero",
+        "a100_tf32",
+        "fp32-of_e4m3fn-block_1-width_9-toward_zero",
+    ),
+]
+CUDA = [  # of every kind of a kernel's rounding
+    *(
+        "fp32-exact",
+        "fp16-pairwise",
+        "bf16-fused-toward_zero",
+        "fp16-stochastic_5-kahan",
+        "fp16-stochastic_even_5",
+    ),
+    *(
+        "e4m3-block_4-pairwise-stochastic",
+        "h100_fp16",
+        "deepseek_v3",
+        "mi250_fp16",
+        "mi300_fp8",
+        "b200_mxfp8",
+    ),
+    *("b200_mxfp4", "b200_nvfp4", "posit16-exact", "posit8-product_e4m3fnuz-pairwise-stochastic"),
+    "ue5m6-fused-toward_zero-chunk_5_takum8",
 ]
 OWN = {name: Accumulator.parse(name) for name in MACHINES}  # test_block_scales.py has those with scales
 ALL = WORDS + [name for name, how in OWN.items() if how.name == name and not how.scales]
@@ -161,19 +149,15 @@ def by_reference(a, b, how):
     return out[0]
 
 
-def same_bits(x, y):
-    return torch.equal(x.view(torch.int32), y.view(torch.int32))
+def test_names_are_read_back():
+    for name in ALL:
+        how = Accumulator.parse(name)
+        assert how == Accumulator.parse(how.name) == Accumulator.parse(how.spelling)
+        assert accumulator.spelled(name) == how.name and accumulator.read(name) == (how, False)
+        assert not set(how.spelling) & set(" ,=()[]{}:*?/'\"")  # of a command line, an axis, a file's name
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_names_are_read_back(name):
-    how = Accumulator.parse(name)
-    assert how == Accumulator.parse(how.name) == Accumulator.parse(how.spelling)
-    assert accumulator.spelled(name) == how.name and accumulator.read(name) == (how, False)
-    assert not set(how.spelling) & set(" ,=()[]{}:*?/'\"")  # of a command line, an axis, a file's name
-
-
-def test_reference_is_what_rationals_say():
+def test_reference_equals_rational_arithmetic():
     for name in ALL:
         how = Accumulator.parse(name)
         a, b = operands(how, (1.0, 2.0**-70, 2.0**12, 1.0, 1.0), depth=19, columns=1)
@@ -184,7 +168,7 @@ def test_reference_is_what_rationals_say():
             assert oracle.same(got[i, 0].item(), want), (name, i, want)
 
 
-def test_native_is_the_reference():
+def test_native_equals_the_reference():
     for name in ALL:
         how = Accumulator.parse(name)
         a, b = operands(how, (1.0, 2.0**-60, 2.0**9, 1.0), columns=70)
@@ -236,11 +220,9 @@ def test_sums_at_the_edges_of_the_fast_paths():
         assert same_bits(custom_fp.matmul(a, b, accumulator=name), by_reference(a, b, how)), name
 
 
-@pytest.mark.parametrize("isa", native._native.isas())
 def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path(isa):
     """Test rows that fast panels do not take or must not trust, among rows that they compute: sums that exceed the
     largest value or that of float32, infinities, NaN, -0, subnormals, products of more digits than float32 has."""
-    native._native.use_isa(isa)
     for name in PANELS:
         how = Accumulator.parse(name)
         a, b = operands(how, (1.0, 2.0**-30, 2.0**7, 2.0**60, 2.0**-120, 1.0, 1.0, 1.0, 1.0), columns=70)
@@ -253,11 +235,9 @@ def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path(isa):
             assert same_bits(got, by_reference(x, y, how)), (name, depth)
 
 
-@pytest.mark.parametrize("isa", native._native.isas())
 def test_aligned_blocks_at_the_limits_of_their_path(isa):
     """Test blocks and widths up to the limits of csrc/accumulators/cpu_blocks.h and beyond, with rows that it computes
     among rows that it must leave: zeros of both signs, blocks of zeros, the largest values, which cancel."""
-    native._native.use_isa(isa)
     for name in BLOCKS:
         how = Accumulator.parse(name)
         largest = Format.parse(how.operands[0]).max if how.operands[0].emin > -100 else 2.0**40
@@ -273,7 +253,27 @@ def test_aligned_blocks_at_the_limits_of_their_path(isa):
         assert same_bits(got, by_reference(a, b, how)), name
 
 
-def test_a_plain_format_is_what_it_was():
+@pytest.mark.parametrize("device", ["host", pytest.param("cuda", marks=[pytest.mark.gpu, *NO_GPU])])
+@pytest.mark.parametrize("name", CUDA)
+def test_cuda_kernels_return_the_bits_of_the_cpu(name, device, request):
+    how = Accumulator.parse(name)
+    for a_shape, b_shape in (((2, 5, 37), (2, 37, 9)), ((1, 5, 37), (3, 37, 9)), ((2, 4, 0), (1, 0, 3))):
+        a, b = normal(*a_shape).bfloat16().float(), normal(*b_shape, seed=1)
+        if how.scales:
+            pairs = zip((a, b), how.operands, (2, 1), strict=True)
+            a, b = (custom_fp.quantize(x, f, axis=i) for x, f, i in pairs)
+        want = custom_fp.matmul(a, b, accumulator=how, seed=SEED)
+        if device == "host":
+            launched = request.getfixturevalue("launched")
+            with in_cuda():
+                got = custom_fp.matmul(a, b, accumulator=how, seed=SEED)
+            assert any(kernel.startswith("dot_") for kernel in launched)
+        else:
+            got = custom_fp.matmul(a.cuda(), b.cuda(), accumulator=how, seed=SEED).cpu()
+        assert same_bits(got, want)
+
+
+def test_a_plain_format_is_an_accumulator():
     a, b = torch.randn(9, 40), torch.randn(40, 70)
     for name in ("fp16", "e4m3", "bf16", "fp32"):
         want = custom_fp.matmul(a, b, accumulator=name)
@@ -286,7 +286,7 @@ def test_a_plain_format_is_what_it_was():
         assert same_bits(by_reference(a, b, replace(how, kahan=True)), carried)
 
 
-def test_draws_repeat_by_seed_and_go_by_row_and_column():
+def test_random_bits_depend_on_the_seed_row_and_column():
     a, b = torch.randn(4, 30), torch.randn(30, 130)
     name = "e5m3-stochastic"
     torch.manual_seed(3)
@@ -317,29 +317,3 @@ def test_a_rule_takes_an_accumulator():
     rule = {"modules": "*", "role": "accumulator", "format": "h100_fp8", "product": "forward"}
     custom_fp.apply_recipe(model, [rule])
     assert same_bits(model(x), want) and "h100_fp8" in repr(model)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("h100_fp9", "did you mean 'h100_fp8'"),
-        ("fp16-fusd", "did you mean 'fused'"),
-        ("fp16-width_41", "width is 41; allowed: 1 to 40"),
-        ("fp16-width_9-product_bf16", "requires exact products"),
-        ("fp16-pairwise-exact", "sets order a second time"),
-        ("fp16-block_3-chunk_4", "chunk=4 must be a multiple of block=3"),
-        ("fp16-block_3-kahan", "one by one"),
-        ("mxfp4-fused", "sum is mxfp4; allowed: eXmY, or a table"),
-        ("posit16-width_9", "sum, but posit16 is a table"),
-        ("posit16-fused-flush", "posit16 is not one"),
-        ("fp16-width_9-flush", "without width"),
-        ("fp16-block_4-join_9_9", "require width"),
-        ("fp16-block_4-width_9-split_2", "requires join"),
-        ("fp16-block_4-width_9-join_9_12", "the second number must not be larger"),
-        ("fp16-toward_nowhere", "unknown word 'toward_nowhere'"),
-        ("fp16-of_bf16", "no effect without width"),
-    ],
-)
-def test_what_does_not_go_together_is_said(name, says):
-    with pytest.raises(ValueError, match=says):
-        custom_fp.matmul(torch.ones(2, 2), torch.ones(2, 2), accumulator=name)

@@ -62,7 +62,7 @@ def test_every_recipe_that_ships(name):
     assert lines[0].startswith("# ") and (name == "fp32" or re.search(r"arXiv \d{4}\.\d{5}", text))
 
 
-def test_what_the_recipe_of_nvfp4_says():
+def test_the_nvfp4_recipe_rounds_as_its_paper():
     """Sections of arXiv 2509.25149 in its words: the last layers, tiles for weights, transforms and draws."""
     rounded = custom_fp.apply_recipe(Net(), "nvfp4").rounded
     assert rounded["encoder.linear1"].split(", ") == [
@@ -89,7 +89,7 @@ def test_what_the_recipe_of_nvfp4_says():
     assert torch.equal(dw, errors.t() @ custom_fp.quantize(turned[1], "nvfp4", axis=0))
 
 
-def test_a_mapping_a_list_and_a_file(tmp_path):
+def test_recipes_are_mappings_lists_or_files(tmp_path):
     rules = [{"modules": "head", "role": "weight", "format": "e4m3", "steps": [1, None]}]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"rules": rules, "loss_scale": 512.0}))
     expected = gradient(Net())
@@ -132,7 +132,7 @@ def test_a_mapping_a_list_and_a_file(tmp_path):
         ),
     ],
 )
-def test_what_is_no_recipe_is_named(recipe, message):
+def test_errors(recipe, message):
     net = Net()
     with pytest.raises(ValueError) as error:
         custom_fp.apply_recipe(net, recipe)

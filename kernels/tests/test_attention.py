@@ -63,7 +63,7 @@ MASK = torch.tensor([[True, False, True, True, True, False, True]] * 4 + [[False
         {"attn_mask": torch.linspace(-2, 2, 70).view(2, 1, 5, 7)},
     ],
 )
-def test_nothing_rounded_it_is_torchs(how):
+def test_attention_without_rounding_equals_torchs(how):
     """Sums of 8 and 7 terms of size one, a softmax of 7 and its backward: each rounding errs by 2^-24 of what it
     gives, some 30 lie on the way, and gradients here are below 4: 30 x 4 x 2^-24 < 1e-5."""
     torch.manual_seed(0)
@@ -78,7 +78,7 @@ def test_nothing_rounded_it_is_torchs(how):
         assert (one - other).abs().max() < 1e-5
 
 
-def test_each_operand_of_both_products_by_hand():
+def test_every_operand_of_both_products_is_rounded():
     formats = dict(zip(ALL, ("e4m3", "e3m2", "e5m2"), strict=True))
     both = Arithmetic({(role, p): Nearest(custom_fp.parse(f)) for role, f in formats.items()
                        for p in ("forward", "input_gradient", "weight_gradient")})  # fmt: skip
@@ -103,7 +103,7 @@ def test_each_operand_of_both_products_by_hand():
     assert torch.equal(attend(q, k, v, scores=summed, values=summed), expected)
 
 
-def test_a_modules_call_of_the_function_is_found_copied_compiled_and_batched():
+def test_calls_of_the_attention_function_are_rounded_copied_compiled_and_batched():
     net, plain = Net(), Net()
     placement = placed(net, {"modules": SDPA, "role": ALL, "format": "e4m3"})
     kinds = {type(block).__name__ for block in net.blocks}
@@ -124,7 +124,7 @@ def test_a_modules_call_of_the_function_is_found_copied_compiled_and_batched():
             torch.testing.assert_close(each[name][i], g, rtol=1e-4, atol=1e-6)
 
 
-def test_a_pattern_means_the_attention_that_it_names_and_a_wildcard_none():
+def test_only_patterns_that_name_attention_select_it():
     net, plain = Net(), Net()
     placed(net, {"modules": "blocks.1.scores", "role": "weight", "format": "e3m0"})
     x = plain.symbols(INDEX)
@@ -135,7 +135,7 @@ def test_a_pattern_means_the_attention_that_it_names_and_a_wildcard_none():
     assert type(net.symbols) is nn.Embedding and type(net.blocks[0]) is Block
 
 
-def test_rules_of_attention_that_bear_on_nothing_are_named():
+def test_rules_of_attention_without_effect_are_refused():
     rule = {"modules": SDPA, "role": "weight", "format": "e4m3"}
     with pytest.raises(ValueError, match=rf"rules\[0\]: '{SDPA}' matches no layer"):
         placed(nn.Sequential(nn.Linear(2, 2)), rule)
@@ -159,7 +159,7 @@ def test_rules_of_attention_that_bear_on_nothing_are_named():
         {"batch_first": True},
     ],
 )
-def test_torchs_attention_layer_has_its_numbers_where_nothing_is_rounded(how):
+def test_multihead_attention_without_rounding_equals_torchs(how):
     torch.manual_seed(1)
     layer = nn.MultiheadAttention(8, 2, **how)
     ours = QuantMultiheadAttention.from_module(layer, Arithmetic())
@@ -179,7 +179,7 @@ def test_torchs_attention_layer_has_its_numbers_where_nothing_is_rounded(how):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-6)
 
 
-def test_every_product_of_torchs_encoder_is_rounded_trained_and_evaluated():
+def test_every_product_of_an_encoder_is_rounded():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 1)
@@ -201,7 +201,7 @@ def test_every_product_of_torchs_encoder_is_rounded_trained_and_evaluated():
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
 
 
-def test_an_embeddings_rows_and_the_gradient_that_reaches_them():
+def test_rows_and_gradients_of_an_embedding_are_rounded():
     torch.manual_seed(0)
     table = nn.Embedding(5, 8)
     weight = table.weight.detach().clone()

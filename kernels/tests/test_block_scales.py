@@ -1,5 +1,5 @@
-"""Accumulators whose operands have scales of blocks: codes and scales found in values, sums against rationals and
-between backends, and what cannot be found."""
+"""Accumulators whose operands have scales of blocks: codes and scales found in values, and sums against rationals and
+between backends."""
 
 import math
 from dataclasses import replace
@@ -12,6 +12,7 @@ import torch
 from custom_fp import Accumulator
 from custom_fp.accumulators import encodings, reference
 from custom_fp.accumulators.machines import MACHINES
+from tensors import same_bits, spread
 from torch.nn.functional import cross_entropy
 
 native = pytest.importorskip("custom_fp.accumulators.native")
@@ -37,11 +38,6 @@ FORMATS = [
 ]
 
 
-def spread(*shape, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=g) * 2.0 ** torch.randint(-12, 3, shape, generator=g)
-
-
 def operands(how, batch=(1, 1), rows=3, depth=90, columns=4, seed=0):
     """Rounded along the terms; subnormal codes, zeros, a block of zeros and one of NaN among them."""
     a, b = spread(batch[0], rows, depth, seed=seed), spread(batch[1], depth, columns, seed=seed + 1)
@@ -61,10 +57,6 @@ def by_reference(a, b, how, seed=5):
     return out
 
 
-def same_bits(x, y):
-    return torch.equal(x.view(torch.int32), y.view(torch.int32))
-
-
 @pytest.mark.parametrize("name", SCALED)
 def test_names_are_read_back(name):
     how = Accumulator.parse(name)
@@ -73,7 +65,7 @@ def test_names_are_read_back(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_rounding_made_is_found(name):
+def test_codes_and_scales_are_found_in_rounded_values(name):
     fmt = custom_fp.parse(name)
     for seed, shape in enumerate([(1, 7, 100), (2, 33, 64), (1, 40, 3)]):
         for factor in (1.0, 1e-9, 3e7):
@@ -115,8 +107,8 @@ def test_every_scale_of_nvfp4_is_found():
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_2d"])
-def test_values_of_few_blocks_or_rounded_stochastically_are_taken(name):
-    for seed in range(60):
+def test_values_of_few_blocks_or_rounded_stochastically_are_accepted(name):
+    for seed in range(30):
         x = spread(1, 1 + seed % 3, 16, seed=seed)
         values = custom_fp.quantize(x, name, axis=2, rounding="stochastic", seed=seed)
         got = found(values, name, 2)
@@ -124,7 +116,7 @@ def test_values_of_few_blocks_or_rounded_stochastically_are_taken(name):
         assert torch.allclose(again, values.double(), rtol=2.0**-22, atol=0)
 
 
-def test_reference_is_what_rationals_say():
+def test_reference_equals_rational_arithmetic():
     for name in SCALED:
         how = Accumulator.parse(name)
         if how.is_stochastic:
@@ -146,7 +138,7 @@ def test_reference_is_what_rationals_say():
                 assert oracle.same(out[0, i, j].item(), want), (name, i, j, want)
 
 
-def test_native_is_the_reference():
+def test_native_equals_the_reference():
     for name in SCALED:
         how = Accumulator.parse(name)
         for batch in ((1, 1), (2, 1), (1, 2), (2, 2)):
@@ -192,7 +184,7 @@ def test_scales_of_tensors_multiply_the_sum():
     assert same_bits(custom_fp.matmul(*values, accumulator="b200_nvfp4"), inner * (t * u))
 
 
-def test_codes_and_scales_are_aligned_and_not_their_values():
+def test_codes_and_scales_are_aligned_not_their_values():
     """A subnormal code of a block whose largest is 448 counts by 2**-6, and is cut off as that; a zero by its scale."""
     a, b = torch.zeros(1, 64), torch.zeros(64, 1)
     a[0, 0], b[0, 0] = 1.0, 2.0**-20  # 2**-20, first
@@ -209,7 +201,7 @@ def test_codes_and_scales_are_aligned_and_not_their_values():
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_other_values_are_refused(name):
+def test_values_of_other_formats_are_refused(name):
     how = Accumulator.parse(name)
     a, b = operands(how)
     for wrong in (spread(1, 3, 90), torch.full((1, 3, 90), math.inf)):
@@ -222,29 +214,9 @@ def test_other_values_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("fp32-of_mxfp8_e4m3_rceil-block_32-width_25", "whose scales cannot be recovered"),
-        ("fp32-of_nvfp4_4over6-block_64-width_35-group_16", "whose scales cannot be recovered"),
-        ("fp32-of_nvfp4-block_64-width_35", "requires group_16"),
-        ("fp32-of_mxfp4-block_60-width_25-group_16", "must divide block=60"),
-        ("fp32-of_mxfp8_e4m3-block_64-width_35-group_16", "requires elements of e2m1fn"),
-        ("fp32-of_bf16_mxfp4-width_9", "both must have scales, or neither"),
-        ("fp32-of_mxfp4_mxfp4_b16-width_9", "blocks of the same size"),
-        ("fp32-of_mxint8-width_9", "allowed with scales: floats"),
-        ("fp32-of_mxfp8_e4m3-block_8-width_25-join_30_24", "without join"),
-        ("fp16-width_9-group_4", "add of_mxfp4"),
-    ],
-)
-def test_what_does_not_go_together_is_said(name, says):
-    with pytest.raises(ValueError, match=says):
-        Accumulator.parse(name)
-
-
-@pytest.mark.parametrize(
     ("fmt", "machine"), [("mxfp8_e4m3", "b200_mxfp8"), ("mxfp4", "b200_mxfp4"), ("nvfp4", "b200_nvfp4")]
 )
-def test_a_model_is_trained_by_it(fmt, machine):
+def test_a_model_is_trained(fmt, machine):
     """All three products of Linear and Conv layers, whose operands the rules round along what each sums over."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -262,7 +234,7 @@ def test_a_model_is_trained_by_it(fmt, machine):
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_a_layer_whose_operands_are_others_is_not_built():
+def test_a_layer_with_operands_of_other_formats_is_refused():
     for given, says in (
         ({}, "float32"),
         ({"operands": "mxfp8_e5m2", "gradients": "mxfp8_e4m3"}, "mxfp8_e5m2"),

@@ -45,7 +45,7 @@ def linear():
 
 
 @pytest.mark.parametrize("size", [None, 16])
-def test_the_blocks_of_a_linear_layer(size):
+def test_blocks_of_a_linear_layer_run_along_each_sum(size):
     layer, x, dy = linear()
     w = layer.weight.detach().clone()
     found = run(placed(layer, MX if size is None else {**MX, "hadamard": size}), x, dy)
@@ -68,7 +68,7 @@ def test_the_blocks_of_a_linear_layer(size):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_blocks_of_a_convolution(groups):
+def test_blocks_of_a_convolution_run_along_each_sum(groups):
     """Channels of a group forward, output channels of a group for the input's gradient, samples for the weight's."""
     torch.manual_seed(0)
     layer = nn.Conv2d(80, 72, 3, padding=1, stride=2, groups=groups, bias=False)
@@ -87,7 +87,7 @@ def test_the_blocks_of_a_convolution(groups):
     assert torch.equal(found[2], product(q(x, 0), w, q(dy, 0), 2))
 
 
-def test_tiles_of_a_convolutions_weights_are_of_channels_and_one_for_both_products():
+def test_tiles_of_convolution_weights_are_cut_from_channels():
     torch.manual_seed(0)
     layer, x = nn.Conv2d(20, 36, 3, bias=False), torch.randn(2, 20, 5, 5)
     w = layer.weight.detach().clone()
@@ -101,7 +101,7 @@ def test_tiles_of_a_convolutions_weights_are_of_channels_and_one_for_both_produc
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Linear(20, 12), lambda: nn.Conv1d(20, 12, 3, padding=1)])
-def test_a_transform_leaves_products_as_they_are_but_for_rounding(make):
+def test_a_transform_changes_products_only_by_rounding(make):
     """Operands within 2^-21 of themselves, transformed in sums of 16 within 2^-22 more of a value of at most 4 times
     16: dot products of up to 180 terms below 4 x 4 stay within 180 x 16 x 2^-19."""
     torch.manual_seed(0)
@@ -124,7 +124,7 @@ def test_a_transform_of_one_operand_alone_is_refused(role):
     placed(nn.Linear(4, 4), {**both[0], "format": "mxfp4", "hadamard": 16}, others)
 
 
-def test_draws_come_from_torchs_generator_in_training_alone():
+def test_stochastic_rounding_uses_torchs_generator_and_only_in_training():
     layer, x, dy = linear()
     w = layer.weight.detach().clone()
     layer = placed(layer, {"modules": "*", "role": OPERANDS, "format": "e3m1", "rounding": "stochastic"})
@@ -146,7 +146,7 @@ def test_draws_come_from_torchs_generator_in_training_alone():
     assert (drawn.view(100, 1000).mean(0).abs() / weight - one[:1000]).abs().max() < 0.15
 
 
-def test_recomputed_activations_draw_what_they_drew():
+def test_recomputed_activations_are_rounded_as_before():
     """Activation checkpointing, of both kinds: the weights' gradient needs what the first pass had rounded."""
     rules = {"modules": "*", "role": ["input", "output_gradient"], "format": "e3m1", "rounding": "stochastic"}
     gradients = []
@@ -179,7 +179,7 @@ def test_compiled_and_batched():
         )
 
 
-def test_the_first_and_the_last_layers():
+def test_rules_for_the_first_and_last_layers():
     def net():
         return nn.Sequential(*(nn.Linear(4, 4) for _ in range(7)))
 
@@ -201,7 +201,7 @@ def test_the_first_and_the_last_layers():
     "word", ["toward_zero", "nearest_away", "toward_positive", "toward_negative", "to_odd"]
 )
 @pytest.mark.parametrize("fmt", ["e3m1", "nvfp4", "int8_channel", "hif8"])
-def test_a_rule_takes_every_rounding_in_training_and_evaluated(fmt, word):
+def test_a_rule_takes_every_rounding(fmt, word):
     model = placed(
         nn.Linear(32, 8, bias=False), {"modules": "*", "role": "weight", "format": fmt, "rounding": word}
     )
@@ -233,7 +233,7 @@ def test_a_rule_takes_every_rounding_in_training_and_evaluated(fmt, word):
         ({"format": "dynamic_tree", "rounding": "stochastic"}, "dynamic_tree rounds to nearest only"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named(rule, message):
+def test_errors(rule, message):
     with pytest.raises(ValueError) as error:
         placed(nn.Linear(4, 4), {"modules": "*", "role": "weight", "format": "e4m3"} | rule)
     assert message in str(error.value) and str(error.value).startswith("rules[0]")

@@ -36,7 +36,7 @@ def matrices() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("fmt", THEIRS)
-def test_a_product_with_kahan_is_theirs_to_the_last_bit(fmt):
+def test_products_with_kahan_equal_the_authors_kernel(fmt):
     a, b = matrices()
     found = custom_fp.matmul(a, b, accumulator=fmt, kahan=True)
     digest, first = THEIRS[fmt]

@@ -1,6 +1,8 @@
-"""The CUDA source compiles for sm_80 and sm_90; no GPU is needed. What it computes: ptx/test_ptx.py and test_gpu.py."""
+"""The CUDA source compiles for sm_80 and sm_90. No GPU is needed. test_backends.py tests what the kernels compute."""
 
 import re
+import shutil
+import subprocess
 import threading
 from contextlib import nullcontext
 
@@ -20,14 +22,26 @@ def _has_nvrtc():
         pytest.skip(f"no NVRTC library: {error}")
 
 
-def test_every_kernel_compiles_part_by_part():
-    """Each part has the kernels that are said to be in it; parts on the older and the newer architecture in turns."""
-    parts = sorted({nvrtc.part_of(name) for name in cuda.KERNELS})
-    for i, part in enumerate(parts):
-        options = [f"--gpu-architecture=sm_{(80, 90)[i % 2]}", "-w", *nvrtc.OPTIONS, *part]
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_each_part_has_its_kernels_and_compiles():
+    """One rounding of each kind of kernel is compiled, for the older and the newer architecture in turns. The largest
+    kinds are compiled to PTX only. Kernels of other roundings are compiled by g++ (conftest.py)."""
+    by_kind = {}
+    for part in sorted({nvrtc.part_of(name) for name in cuda.KERNELS}):
+        command = ["g++", "-std=c++17", "-D__CUDACC_RTC__", "-E", "-P", "-x", "c++", *part, "-"]
+        text = subprocess.run(
+            command, input=nvrtc.source(), capture_output=True, text=True, check=True
+        ).stdout
+        found = re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(', text)
+        names = {name for name in cuda.KERNELS if nvrtc.part_of(name) == part}
+        assert names <= set(found)
+        by_kind.setdefault(part[1].removeprefix("-DCFP_ONLY_"), []).append((part, names))
+    for i, (kind, parts) in enumerate(by_kind.items()):
+        part, names = parts[i % len(parts)]
+        target = "compute" if kind in ("ACCUMULATE_PACKED", "DOT", "TABULATED") else "sm"
+        options = [f"--gpu-architecture={target}_{(80, 90)[i % 2]}", "-w", *nvrtc.OPTIONS, *part]
         code = nvrtc.compile_source(nvrtc.source(), options)
-        mine = {name for name in cuda.KERNELS if nvrtc.part_of(name) == part}
-        assert {name for name in mine if f".text.{name}\0".encode() in code} == mine
+        assert all(name.encode() in code for name in names), kind
 
 
 def test_the_source_is_whole():
@@ -39,7 +53,7 @@ def test_the_source_is_whole():
     assert not any("fast" in option for option in nvrtc.OPTIONS)
 
 
-def test_one_compiles_and_all_others_read(tmp_path, monkeypatch):
+def test_one_thread_compiles_and_the_others_read_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     calls, together = [], threading.Barrier(4)
 
@@ -66,7 +80,7 @@ def test_one_compiles_and_all_others_read(tmp_path, monkeypatch):
     assert nvrtc.binary(part, 90) == found[0] and len(calls) == 3
 
 
-def test_a_gpu_that_nvrtc_does_not_know_names_the_packages(monkeypatch):
+def test_the_error_for_an_unsupported_gpu_names_the_packages(monkeypatch):
     """A V100 has compute capability 7.0, which CUDA 13 no longer supports."""
     monkeypatch.setattr(cupy_nvrtc, "getSupportedArchs", lambda: [75, 80, 90])
     monkeypatch.setattr(cupy_nvrtc, "getVersion", lambda: (13, 0))

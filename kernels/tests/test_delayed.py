@@ -16,7 +16,7 @@ def by_amax(x, amax):
     return custom_fp.quantize((x.clamp(-amax, amax) * (1 / scale)).clamp(-448, 448), "e4m3fn") * scale
 
 
-def test_the_scale_is_of_the_steps_before():
+def test_scales_come_from_the_previous_steps():
     torch.manual_seed(0)
     layer = nn.Linear(4, 3, bias=False)
     w = layer.weight.detach().clone()
@@ -48,7 +48,7 @@ def test_the_scale_is_of_the_steps_before():
     assert torch.equal(other(x), layer(x))
 
 
-def test_inf_and_nan_show_and_take_no_part():
+def test_infinity_and_nan_stay_visible_and_are_not_recorded():
     history = History(3)
     rounding = Delayed(QuantizationSpec("fp8_tensor", history=3), history)
     x = torch.tensor([1.0, 2.0, torch.inf])
@@ -73,7 +73,7 @@ def test_inf_and_nan_show_and_take_no_part():
         ({"hadamard": 16}, "history=2 cannot be combined with hadamard=16; remove one of them"),
     ],
 )
-def test_what_has_no_history_is_named(given, message):
+def test_errors(given, message):
     with pytest.raises(ValueError) as error:
         custom_fp.apply_recipe(nn.Linear(2, 2), [RULE | given])
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Formats with scales compared with torchao's CPU code, or with its stored results if torchao is not installed."""
+"""Formats with scales compared with torchao's CPU code, or its stored results without it, and with gfloat."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import custom_fp
 import pytest
 import torch
-from custom_fp.formats.names import parse
+from custom_fp import parse
 
 KNOWN = json.loads((Path(__file__).parent / "scaled_vectors.json").read_text())
 
@@ -55,7 +55,7 @@ def one_a_byte(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
 
 
-def test_nvfp4_equals_torchaos(nvfp4_tensor):
+def test_nvfp4_equals_torchao(nvfp4_tensor):
     for x in tensors():
         t = nvfp4_tensor.per_tensor_amax_to_scale(x.abs().max())
         scales, data = nvfp4_tensor.nvfp4_quantize(x, 16, t)
@@ -70,7 +70,7 @@ def test_nvfp4_equals_torchaos(nvfp4_tensor):
 
 
 @pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
-def test_mx_equals_torchaos(rule, mx_tensor):
+def test_mx_equals_torchao(rule, mx_tensor):
     kinds = {
         "mxfp4": torch.float4_e2m1fn_x2,
         "mxfp8_e4m3": torch.float8_e4m3fn,
@@ -84,3 +84,28 @@ def test_mx_equals_torchaos(rule, mx_tensor):
             assert torch.equal(ours, scales.view(torch.uint8)), name
             theirs = one_a_byte(data) if name == "mxfp4" else data.view(torch.uint8)
             assert torch.equal(codes, theirs), name
+
+
+def blocks() -> torch.Tensor:
+    """Return random blocks of every magnitude, and blocks in which rounding, clamping and saturation meet."""
+    g, largest = torch.Generator().manual_seed(0), torch.finfo(torch.float32).max
+    found = [torch.randn(32, generator=g) * 2.0**e for e in (*range(-150, 124, 23), 124, 0, 1)]
+    found += [torch.arange(-16, 16) / 8.0 * 2.0**e for e in (-126, -140, 0, 100)]
+    found += [torch.zeros(32), torch.full((32,), 2.0**-149), torch.full((32,), largest)]
+    found += [torch.full((32,), -1.9999999), torch.linspace(1.0, 2.0, 32).nextafter(torch.tensor(0.0))]
+    found += [torch.cat([torch.tensor([largest]), torch.logspace(-44, 30, 31)])]
+    return torch.stack([*found, -(2.0**-127) * (torch.arange(32) == 7).float()])
+
+
+@pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxint8"])
+def test_mx_equals_gfloat(name):
+    gfloat = pytest.importorskip("gfloat.block", reason="gfloat is an optional oracle")
+    formats = pytest.importorskip("gfloat.formats")
+    info, x_BxK = getattr(formats, f"format_info_{name}{'_e2m1' * (name == 'mxfp4')}"), blocks()
+    ours, (codes, scales) = custom_fp.quantize(x_BxK, name), custom_fp.encode(x_BxK, name)
+    for i, x in enumerate(x_BxK.double().numpy()):
+        theirs = torch.from_numpy(gfloat.quantize_block(info, x, gfloat.compute_scale_amax)).float()
+        assert torch.equal(ours[i], theirs), i
+        scale = gfloat.compute_scale_amax(info.etype.emax, x)
+        encoded = list(gfloat.encode_block(info, scale, x / scale))
+        assert [scales[i].item(), *codes[i].tolist()] == encoded, i

@@ -53,7 +53,10 @@ def time_exchanges(n_values: int, repeats: int) -> dict[str, list[tuple[float, i
 
 
 def time_training_steps(n_parameters: int, repeats: int) -> dict[str, list[tuple[float, int]]]:
-    """Time forward, backward and exchange of square linear layers with 16 samples, one model after the other."""
+    """Time the training steps (forward, backward and exchange) of models of square linear layers with 16 samples.
+
+    One model per communication hook is timed, one after the other.
+    """
     import torch
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

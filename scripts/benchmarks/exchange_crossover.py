@@ -1,14 +1,14 @@
-"""Below which rate of the link are few bits faster than bf16? Compare measured times with those of the cost model.
+"""Find the link rate below which a low-precision exchange is faster than bf16, and compare it with the cost model.
 
     sudo python scripts/benchmarks/exchange_crossover.py                      # 2 ranks; .1, 1, 5 Gbit/s and loopback
     sudo python scripts/benchmarks/exchange_crossover.py --ranks 4 --output crossover.md
-    python scripts/benchmarks/exchange_crossover.py --loopback                # no link, which needs no root
+    python scripts/benchmarks/exchange_crossover.py --loopback                # only the loopback, without root
 
 Each rank runs in a network namespace behind a token bucket (slow_links.py). On every link, the ranks calibrate the link
 and the codecs (`cpdrun.costmodel.measure`, without an exchange), and then all methods exchange one vector in turns.
 Times are medians of the times of the slowest rank. Predictions are computed by `cpdrun.costmodel.exchange_s` from the
-calibrated numbers, and nothing is fitted. The "link" of the loopback is memory, which is shared with the processors
-that pack.
+calibrated numbers. No parameter is fitted to the measured times. The "link" of the loopback is memory, whose bandwidth
+is shared with the processors that pack.
 
 The crossover of a method is the rate above which the platform's bf16 ring is faster. The measured crossover is the rate
 at which the ratio of the two times passes 1, interpolated logarithmically between two links. The predicted crossover is

@@ -177,7 +177,7 @@ def row(architecture: int, text: str, used: tuple[int, ...], work: Work | None, 
 
 
 def bound(architecture: int, opcodes: list[str], work: Work | None, written: int) -> tuple[str, str, str]:
-    """Return the last three columns. They are empty for unknown GPUs and for kernels that no test case runs."""
+    """Return the last three columns of a row. They are empty for unknown GPUs and for kernels without a test case."""
     if work is None:
         return "", "", ""
     units = Counter(unit_of(opcode) for opcode in opcodes if opcode != "NOP")

@@ -191,7 +191,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=300, help="timed steps of each side (default: 300)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=2, help="processes under DDP (default: 2)")
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes of DDP (default: 2)")
     options = parser.parse_args()
     steps, threads = options.steps, options.threads
     scripts = {

@@ -2,8 +2,10 @@
 
     python scripts/checks/check_machines.py [NAME ...] [--cases 1000000] [--seed 0]
 
-The model shares no code with custom_fp's kernels and reference. For aligned blocks, it uses numpy's integers and
-float64, which represent every sum of these machines exactly. It uses float32 for trees, and the C library's fmaf.
+The model shares no code with custom_fp's kernels and reference. It sums aligned blocks in numpy's integers and float64,
+which represent every sum of these machines exactly. It sums trees in float32, and computes fused multiply-adds with the
+C library's fmaf.
+
 Operands are random codes of the machine's formats, values spread over many exponents, and normally distributed values.
 For formats with scales, the model receives the codes and scales, while the emulated machine must recover them from the
 values. The exit status is 1 if a result differs.

@@ -189,7 +189,7 @@ class Soak:
 
     def _check_output(self, name: str) -> None:
         log = (self.folder / f"{name}.log").read_text(errors="replace")
-        errors = set(TRACEBACK.findall(log)) - {"KeyboardInterrupt"}  # This one is expected after INT.
+        errors = set(TRACEBACK.findall(log)) - {"KeyboardInterrupt"}  # SIGINT raises a KeyboardInterrupt.
         if errors:
             raise BrokenError(f"{name}: {name}.log has a traceback of {', '.join(errors)}")
 
@@ -219,7 +219,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def fuzz(tries: int) -> int:
-    """Run tests/config/test_fuzz*.py with this many tries."""
+    """Run tests/config/test_fuzz*.py with `tries` random inputs per test, and return pytest's exit code."""
     tests = map(str, sorted((Path(__file__).parents[2] / "tests" / "config").glob("test_fuzz*.py")))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "0", *tests]
     return subprocess.run(command, env={**os.environ, "CPDRUN_FUZZ": str(tries)}).returncode

@@ -129,7 +129,7 @@ def check_same(calm: RunDir | None, struck: RunDir | None, kills: int) -> None:
     if expected.weights_sha256 != found.weights_sha256:
         raise BrokenError("the weights differ from those of the undisturbed run")
     if len(struck.attempts()) != 1 or struck.attempts()[0].outcome().restarts != kills:
-        raise BrokenError("the run took a second attempt, or the number of restarts is not that of kills")
+        raise BrokenError("the run had a second attempt, or the numbers of restarts and kills differ")
 
 
 def measure_overhead(name: str, overrides: list[str], pairs: int, folder: Path) -> None:

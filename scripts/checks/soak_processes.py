@@ -45,7 +45,7 @@ def wait_for(
     until = time.monotonic() + patience_s
     while not (value := condition()):
         if time.monotonic() > until or (process is not None and process.poll() is not None):
-            raise BrokenError(f"waited in vain for {what}")
+            raise BrokenError(f"{what} did not appear within {patience_s:g} s")
         time.sleep(0.01)
     return value
 

@@ -122,7 +122,9 @@ class Search:
         while process.poll() is None and not condition():
             if time.monotonic() > until:
                 process.kill()
-                raise BrokenError(f"waited {self.patience_s:.0f} s in vain: {self.folder / 'log'}")
+                raise BrokenError(
+                    f"the search made no progress for {self.patience_s:.0f} s: {self.folder / 'log'}"
+                )
             time.sleep(POLL_S)
 
     def _done(self) -> list[RunDir]:

@@ -1,5 +1,6 @@
-"""Runs a function as N gloo ranks on this machine: `run_ranks(4, function, x)` gives each rank's result."""
+"""Run a function as N gloo ranks on this machine: `run_ranks(4, function, x)` returns each rank's result."""
 
+import io
 import multiprocessing as mp
 import os
 import pickle
@@ -65,3 +66,16 @@ def _rank(rank: int, n: int, store: str, writer: Any, function: Callable[..., An
         writer.send_bytes(pickle.dumps((traceback.format_exc(), None)))
     writer.close()
     signal.pause()  # a rank that is done must not close connections that others still use; it is killed
+
+
+def through_a_file(
+    state: dict[str, Any], src: int = 0, group: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
+    """The state that rank src has, saved and loaded by every rank of its group, or by the only process."""
+    kept = [state]
+    if dist.is_initialized():
+        dist.broadcast_object_list(kept, src=src, group=group)
+    file = io.BytesIO()
+    torch.save(kept[0], file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)

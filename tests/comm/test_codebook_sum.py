@@ -1,19 +1,13 @@
-"""Sums in formats with scales: the definition, between ranks as in one process, bytes, and what has no meaning."""
-
-import os
-import signal
-import threading
-from functools import cache
+"""Sums in formats with scales, and sums of decoded gradients: the definition, bytes and refusals."""
 
 import custom_fp
 import pytest
 import torch
-import torch.distributed as dist
 from bits import reduce, same_bits
-from custom_fp import Codebook
+from exchanges import UNEVEN
 from ranks import run_ranks
 
-from cpdrun.comm import AllReduceSync, RankLost, Sum, all_reduce, all_reduce_, emulate_all_reduce
+from cpdrun.comm import AllReduceSync, Sum, emulate_all_reduce
 from cpdrun.comm.sums import summation_of
 from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sums.summation import Layers
@@ -22,7 +16,6 @@ from cpdrun.comm.workers import Workers
 
 SHAPES = ((70, 3), (5,), (1,), (0,), (65, 1100))  # the last is cut in two where blocks allow it
 NAMES = [f"layer{p}" for p in range(len(SHAPES))]
-UNEVEN = Codebook("uneven", (-0.9, -0.3, 0.1, 0.5, 0.8), block=24)  # 3 bits, no zero, no 1
 FORMATS = [
     "dynamic_tree",
     "linear_b64",
@@ -34,13 +27,6 @@ FORMATS = [
     "int4_affine_b32",
     "int8_affine",
 ]
-PLAIN = {
-    "order": "rank",
-    "group_size": None,
-    "kahan": False,
-    "rounding": "nearest_even",
-    "overflow": "infinity",
-}
 
 
 def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
@@ -48,26 +34,24 @@ def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) * 10.0**-p for p, shape in enumerate(SHAPES)]
 
 
-def make(fmt, world_size: int, requantise: str, error_feedback: bool = False, **more) -> AllReduceSync:
-    return decoded(
-        format=fmt,
-        world_size=world_size,
-        parameter_names=NAMES,
-        requantise=requantise,
-        error_feedback=error_feedback,
-        **more,
-    )
+def make(fmt, world_size: int, requantise: str, **more) -> AllReduceSync:
+    given = {"world_size": world_size, "parameter_names": NAMES, "error_feedback": False, **more}
+    return decoded(format=fmt, requantise=requantise, **given)
 
 
-def two_steps(fmt, world_size: int, requantise: str, ranks: int, feedback: bool) -> tuple:
-    """In a rank: what two steps give, and the bytes."""
-    sync = make(fmt, world_size, requantise, feedback)
-    found = [reduce(sync, [gradients(w, step) for w in sync.workers.local], step=step) for step in range(2)]
-    return found, sync.wire_bytes()
+def two_steps_bytes() -> dict[str, dict[str, int]]:
+    """In a rank, or in one process: the bytes of the second step."""
+    found = {}
+    for fmt in ("dynamic_tree", "mxfp4"):
+        sync = make(fmt, 2, "once")
+        for step in range(2):
+            reduce(sync, [gradients(w, step) for w in sync.workers.local], step=step)
+        found[fmt] = sync.wire_bytes()
+    return found
 
 
 def by_hand(rows: list[torch.Tensor], fmt, requantise: str) -> torch.Tensor:
-    """The formulas of decoded.py, one after the other."""
+    """Quantize, decode, add in float32, and quantize again."""
     q = [custom_fp.quantize(row, fmt) for row in rows]
     s = torch.zeros_like(q[0]) + q[0]
     for w in range(1, len(q)):
@@ -77,7 +61,7 @@ def by_hand(rows: list[torch.Tensor], fmt, requantise: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("requantise", ["hop", "once"])
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_the_definition(fmt, requantise):
+def test_sums_follow_the_definition(fmt, requantise):
     workers = [gradients(w) for w in range(3)]
     results = reduce(make(fmt, 3, requantise), workers)
     for p, result in enumerate(results):
@@ -88,30 +72,14 @@ def test_the_definition(fmt, requantise):
         )
 
 
-@cache
-def every_case(ranks: int) -> list:
-    """In a rank: two steps in formats of each kind, hop by hop and once."""
-    kinds = ["dynamic_tree", "mxfp4", "e4m3", UNEVEN, "int4_affine_b32"]
-    return [two_steps(fmt, 4, how, ranks, True)[0] for fmt in kinds for how in ("hop", "once")]
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_all_ranks_end_with_the_bits_of_one_process(n):
-    here = every_case(1)
-    for cases in run_ranks(n, every_case, n):
-        for ours, theirs in zip(here, cases, strict=True):
-            for step in range(2):
-                assert all(same_bits(a, b) for a, b in zip(ours[step], theirs[step], strict=True))
-
-
 def test_bytes_are_counted_with_their_scales():
+    counted = {ranks: run_ranks(2, two_steps_bytes) if ranks > 1 else [two_steps_bytes()] for ranks in (1, 2)}
     for fmt in ("dynamic_tree", "mxfp4"):
-        packed = sum(custom_fp.packed_size(worker.numel(), fmt) for worker in gradients(0) if worker.numel())
-        counted = [wire for _, wire in run_ranks(2, two_steps, fmt, 2, "once", 2, False)]
-        # two ranks: each sends the other's pieces, and its own sum to the other: all of it once between them
-        assert sum(wire["bytes_per_step_sent"] for wire in counted) == 2 * packed
-        assert {wire["bytes_per_step_real_worker"] for wire in counted} == {packed}
-        assert two_steps(fmt, 2, "once", 1, False)[1]["bytes_per_step_sent"] == 0
+        packed = sum(custom_fp.packed_size(g.numel(), fmt) for g in gradients(0) if g.numel())
+        for ranks, of_ranks in counted.items():
+            # two ranks: each sends the other's pieces, and its own sum to the other: all of it once between them
+            assert sum(wire[fmt]["bytes_per_step_sent"] for wire in of_ranks) == 2 * packed * (ranks - 1)
+            assert {wire[fmt]["bytes_per_step_real_worker"] for wire in of_ranks} == {packed}
 
 
 def test_hop_by_hop_without_scales_is_the_order_rank_of_plain_formats():
@@ -120,16 +88,10 @@ def test_hop_by_hop_without_scales_is_the_order_rank_of_plain_formats():
         assert same_bits(emulate_all_reduce(rows, fmt, requantise="hop"), emulate_all_reduce(rows, fmt))
 
 
-def test_sync_all_reduce_takes_formats_with_scales_and_rounds_hop_by_hop():
+def test_all_reduce_sync_adds_formats_with_scales_hop_by_hop():
     workers = [gradients(w) for w in range(3)]
-    sync = AllReduceSync(
-        format="mxfp6_e2m3",
-        world_size=3,
-        parameter_names=NAMES,
-        error_feedback=False,
-        full_precision={"layers": ["layer1"]},
-        **PLAIN,
-    )
+    given = {"world_size": 3, "parameter_names": NAMES, "full_precision": {"layers": ["layer1"]}}
+    sync = AllReduceSync(format="mxfp6_e2m3", **given)
     expected = reduce(make("mxfp6_e2m3", 3, "hop"), workers)
     expected[1] = workers[0][1] + workers[1][1] + workers[2][1]
     results = reduce(sync, workers)
@@ -148,7 +110,7 @@ def test_once_errs_less_than_hop_by_hop():
     assert once < 0.7 * hop
 
 
-def test_a_nan_of_one_worker_is_seen_by_all():
+def test_a_nan_of_one_worker_makes_its_block_nan():
     workers = [gradients(w) for w in range(2)]
     workers[1][0][0, 0] = float("nan")
     sync = make("mxfp8_e4m3", 2, "once")
@@ -163,63 +125,14 @@ def test_a_nan_of_one_worker_is_seen_by_all():
         ({"kahan": True}, "kahan=True: format dynamic_tree has its own scales, so the value must be False"),
         ({"rounding": "stochastic"}, "rounding=stochastic: .* must be nearest_even"),
         ({"order": "ring"}, "order=ring: .* must be rank. Set order=rank"),
+        ({"scaling": APS()}, "dynamic_tree has its own scales. Set aps=false"),
+        ({"format": "e4m3", "requantise": "once", "scaling": APS()}, "Set aps=false"),
+        ({"format": "linear", "requantise": "twice"}, "requantise='twice': choose one of null, hop, once"),
     ],
 )
-def test_knobs_without_a_meaning_are_refused(changes, message):
-    knobs = PLAIN | changes
+def test_settings_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        AllReduceSync(
-            format="dynamic_tree", world_size=2, parameter_names=NAMES, error_feedback=False, **knobs
-        )
-
-
-def test_scaling_rules_are_refused():
-    with pytest.raises(ValueError, match="Set aps=false"):
-        make("e4m3", 2, "once", scaling=APS())
-    with pytest.raises(ValueError, match=r"dynamic_tree has its own scales\. Set aps=false"):
-        AllReduceSync(
-            format="dynamic_tree",
-            world_size=2,
-            parameter_names=NAMES,
-            error_feedback=False,
-            scaling=APS(),
-            **PLAIN,
-        )
-    with pytest.raises(ValueError, match="requantise='twice': choose one of null, hop, once"):
-        make("linear", 2, "twice")
-
-
-def reduce_in_functions() -> list[torch.Tensor]:
-    x = gradients(dist.get_rank())[0]
-    return [
-        all_reduce(x, "dynamic_tree"),
-        all_reduce_(x.clone(), "mxfp6_e3m2"),
-        all_reduce(x, Sum("linear", requantise="once")),
-    ]
-
-
-def test_all_reduce_as_a_function():
-    tensors = [gradients(w)[0] for w in range(3)]
-    kinds = ("dynamic_tree", "mxfp6_e3m2", Sum("linear", requantise="once"))
-    expected = [emulate_all_reduce(tensors, kind) for kind in kinds]
-    for found in run_ranks(3, reduce_in_functions):
-        assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
-    with pytest.raises(ValueError, match=r"format mxfp4 has its own scales\. Set aps=false"):
-        emulate_all_reduce(tensors, "mxfp4", aps=True)
-
-
-def reduce_until_rank_1_dies() -> str:
-    if dist.get_rank() == 1:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    with pytest.raises(RankLost) as caught:
-        while True:
-            all_reduce(torch.ones(100_000), "dynamic_tree")
-    return str(caught.value)
-
-
-def test_the_survivors_name_a_rank_that_died():
-    for message in run_ranks(3, reduce_until_rank_1_dies, dies={1}):
-        assert message.startswith("rank 1 ended in the middle of a step")
+        AllReduceSync(**{"format": "dynamic_tree", "world_size": 2, "parameter_names": NAMES, **changes})
 
 
 def test_empty_layers_send_nothing() -> None:

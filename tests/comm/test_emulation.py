@@ -1,4 +1,4 @@
-"""The emulation against exact rational arithmetic, the documented results of odd layers, and laws."""
+"""emulate_all_reduce against exact rational arithmetic, the definitions of its orders, odd layers and refusals."""
 
 import math
 from fractions import Fraction
@@ -12,12 +12,6 @@ from exact_sums import aps_shift, rounded, summed
 from cpdrun.comm import emulate_all_reduce
 
 FORMATS = ["e2m1", "e3m0", "e4m1", "e4m3", "e5m2", "e4m3fn", "e2m1fn", "e3m6", "e8m7"]
-ORDERS = [
-    {"order": "rank"},
-    {"order": "ring"},
-    {"order": "hierarchical", "group_size": 2},
-    {"order": "tree"},
-]
 
 
 def gradients(n: int, scale: float, seed: int = 0) -> torch.Tensor:
@@ -58,17 +52,21 @@ def test_ring_adds_each_chunk_in_an_order_of_its_own() -> None:
     assert not same_bits(ours, emulate_all_reduce(list(grads), "e4m1", aps=True))
 
 
-def test_hierarchical_is_the_sum_of_its_groups_sums() -> None:
-    grads = list(gradients(6, 1e-3))
-    groups = [emulate_all_reduce(grads[first : first + 2], "e4m1", aps=True) for first in (0, 2, 4)]
-    ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical", group_size=2)
-    assert same_bits(ours, emulate_all_reduce(groups, "e4m1", aps=True))
+@pytest.mark.parametrize(
+    ("groups", "options"),
+    [([(0, 2), (2, 4), (4, 6)], {"group_size": 2}), ([(0, 4), (4, 8), (8, 11)], {})],  # 11: automatic
+)
+def test_hierarchical_is_the_sum_of_the_sums_of_groups(groups: list, options: dict) -> None:
+    grads = list(gradients(groups[-1][1], 1e-3))
+    sums = [emulate_all_reduce(grads[a:b], "e4m1", aps=True) for a, b in groups]
+    ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical", **options)
+    assert same_bits(ours, emulate_all_reduce(sums, "e4m1", aps=True))
     assert not same_bits(ours, emulate_all_reduce(grads, "e4m1", aps=True))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("aps", [False, True])
-def test_exact_rounds_the_rational_sum_of_what_travels_once(fmt: str, aps: bool) -> None:
+def test_exact_rounds_the_rational_sum_of_the_sent_values_once(fmt: str, aps: bool) -> None:
     parsed = Format.parse(fmt)
     for n in (1, 2, 9):
         grads = gradients(n, 2.0**-6, seed=n)
@@ -82,13 +80,13 @@ def test_exact_rounds_the_rational_sum_of_what_travels_once(fmt: str, aps: bool)
             assert emulate_all_reduce(list(grads), fmt, aps=aps, order=order).tolist() == expected, (n, order)
 
 
-@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 9, 11])
+@pytest.mark.parametrize("n", [3, 4, 7, 11])
 @pytest.mark.parametrize("kahan", [False, True])
 def test_tree_adds_pairs_of_pairs(n: int, kahan: bool) -> None:
     options = {"aps": True, "kahan": kahan}
     grads = list(gradients(n, 1e-3, seed=n))
     pairs = [grads[first : first + 2] for first in range(0, n, 2)]
-    # of an odd number the last worker is rounded too, for what travels is
+    # the last worker of an odd number is rounded, too, because its gradient is sent
     sums = [emulate_all_reduce(pair, "e4m1", **options) for pair in pairs]
     while len(sums) > 1:
         pairs = [sums[first : first + 2] for first in range(0, len(sums), 2)]
@@ -98,16 +96,8 @@ def test_tree_adds_pairs_of_pairs(n: int, kahan: bool) -> None:
     assert n == 3 or not same_bits(ours, emulate_all_reduce(grads, "e4m1", **options))
 
 
-def test_automatic_groups_of_a_prime_number_of_workers() -> None:
-    grads = list(gradients(11, 1e-3))
-    groups = [emulate_all_reduce(grads[a:b], "e4m1", aps=True) for a, b in ((0, 4), (4, 8), (8, 11))]
-    ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical")
-    assert same_bits(ours, emulate_all_reduce(groups, "e4m1", aps=True))
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 7, 8])
-@pytest.mark.parametrize("kahan", [False, True])
-@pytest.mark.parametrize("rounding", ["nearest_even", "stochastic"])
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+@pytest.mark.parametrize(("kahan", "rounding"), [(False, "stochastic"), (True, "nearest_even")])
 def test_one_automatic_group_is_the_flat_chain(n: int, kahan: bool, rounding: str) -> None:
     options = {"aps": True, "kahan": kahan, "rounding": rounding, "seed": 3}
     grads = list(gradients(n, 1e-3))
@@ -116,7 +106,7 @@ def test_one_automatic_group_is_the_flat_chain(n: int, kahan: bool, rounding: st
     assert same_bits(emulate_all_reduce(grads, "e3m0", order="hierarchical", group_size=n, **options), flat)
 
 
-def test_shorter_chains_lose_less() -> None:
+def test_shorter_chains_lose_less_at_few_bits() -> None:
     """64 ones in e3m0. One chain leaves room for 64 summands, and each underflows; without, it stops at 4."""
     sums = {
         (order, aps): emulate_all_reduce([torch.ones(1)] * 64, "e3m0", aps=aps, order=order).item()
@@ -128,59 +118,42 @@ def test_shorter_chains_lose_less() -> None:
 
 
 @pytest.mark.parametrize("fmt", [*FORMATS, "fp32"])
-@pytest.mark.parametrize("kahan", [False, True])
-@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order["order"])
-class TestOddLayers:
-    """In every mode, with APS; 4 workers."""
+@pytest.mark.parametrize("order", ["rank", "ring", "hierarchical", "tree"])
+@pytest.mark.parametrize("exponent", [-140, 120])
+def test_tiny_and_huge_layers_are_summed_like_ordinary_ones(fmt: str, order: str, exponent: int) -> None:
+    # multiples of 1/16 up to 1: 2^-140 times that are subnormal, and exact
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randint(-16, 17, (40,), generator=generator) / 16 for _ in range(4)]
+    for kahan in (False, True):
+        how = {"aps": True, "kahan": kahan, **grouped(order)}
+        result = emulate_all_reduce([g * 2.0**exponent for g in grads], fmt, **how)
+        assert same_bits(result, emulate_all_reduce(grads, fmt, **how) * 2.0**exponent)
 
-    def test_zeros_give_zeros(self, fmt: str, kahan: bool, order: dict) -> None:
-        result = emulate_all_reduce([torch.zeros(20)] * 4, fmt, aps=True, kahan=kahan, **order)
-        assert same_bits(result, torch.zeros(20))
 
-    @pytest.mark.parametrize("exponent", [-140, 120])
-    def test_tiny_and_huge_layers_are_the_ordinary_one_scaled(
-        self, fmt: str, kahan: bool, order: dict, exponent: int
-    ) -> None:
-        # multiples of 1/16 up to 1: 2^-140 times that are subnormal, and exact
-        generator = torch.Generator().manual_seed(1)
-        grads = [torch.randint(-16, 17, (40,), generator=generator) / 16 for _ in range(4)]
-        ordinary = emulate_all_reduce(grads, fmt, aps=True, kahan=kahan, **order)
-        scaled = [g * 2.0**exponent for g in grads]
-        result = emulate_all_reduce(scaled, fmt, aps=True, kahan=kahan, **order)
-        assert same_bits(result, ordinary * 2.0**exponent)
-
-    @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-    def test_non_finite_elements_stay_visible_and_alone(
-        self, fmt: str, kahan: bool, order: dict, value: float
-    ) -> None:
-        grads = list(gradients(4, 1e-3))
-        clean = emulate_all_reduce([_with(g, 5, 0.0) for g in grads], fmt, aps=True, kahan=kahan, **order)
-        broken = [_with(g, 5, value if w == 2 else 0.0) for w, g in enumerate(grads)]
-        result = emulate_all_reduce(broken, fmt, aps=True, kahan=kahan, **order)
-        parsed = Format.parse(fmt)
-        if parsed.has_inf or parsed.has_nan or order["order"] not in ("hierarchical", "tree"):
-            others = torch.arange(40) != 5
+@pytest.mark.parametrize("fmt", [*FORMATS, "fp32"])
+@pytest.mark.parametrize("order", ["rank", "ring", "hierarchical", "tree"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_non_finite_elements_stay_visible_and_leave_others_alone(fmt: str, order: str, value: float) -> None:
+    parsed, grads, others = Format.parse(fmt), gradients(4, 1e-3), torch.arange(40) != 5
+    grads[:, 5] = 0.0
+    for kahan in (False, True):
+        how = {"aps": True, "kahan": kahan, **grouped(order)}
+        clean = emulate_all_reduce(list(grads), fmt, **how)
+        broken = grads.clone()
+        broken[2, 5] = value
+        result = emulate_all_reduce(list(broken), fmt, **how)
+        if parsed.has_inf or parsed.has_nan or order not in ("hierarchical", "tree"):
             assert same_bits(result[others], clean[others])
         if parsed.has_inf and not math.isnan(value):
             assert result[5] == value
         elif parsed.has_inf or parsed.has_nan:
             assert not torch.isfinite(result[5])
-        else:  # the format has neither: its largest value, which in the next stage is as finite as any
+        else:  # the format has neither: its largest value, which the next level takes for finite
             assert result[5].abs() >= clean.abs().max()
 
 
-def _with(tensor: torch.Tensor, index: int, value: float) -> torch.Tensor:
-    changed = tensor.clone()
-    changed[index] = value
-    return changed
-
-
-def test_fp32_in_rank_order_is_plain_addition() -> None:
-    grads = gradients(8, 1e-3)
-    expected = torch.zeros(40)
-    for row in grads:
-        expected = expected + row
-    assert same_bits(emulate_all_reduce(list(grads), "fp32"), expected)
+def grouped(order: str) -> dict[str, object]:
+    return {"order": order, **({"group_size": 2} if order == "hierarchical" else {})}
 
 
 def test_saturating_sums_stop_at_the_largest_value() -> None:

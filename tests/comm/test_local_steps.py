@@ -1,4 +1,4 @@
-"""LocalSteps in a script: the bits of the built-in loop, going on from a checkpoint, what is refused, the example."""
+"""LocalSteps in a script: the bits of the built-in loop, checkpoints, refusals and the example."""
 
 import inspect
 import re
@@ -10,7 +10,7 @@ import torch.distributed as dist
 import yaml
 from bits import same_bits
 from forked import run_script
-from ranks import run_ranks
+from ranks import run_ranks, through_a_file
 from torch import nn
 
 from cpdrun.comm import LocalSteps
@@ -71,11 +71,10 @@ def script(config: dict, way: str) -> tuple[list[torch.Tensor], list[int]]:
     sent = []
     for step in range(STEPS):
         if step == 4:
-            state, inner, buffers = steps.state_dict(), optimizer.state_dict(), list(parts.model.buffers())
-            box = [state]
-            dist.broadcast_object_list(box)
+            inner, buffers = optimizer.state_dict(), list(parts.model.buffers())
+            state = through_a_file(steps.state_dict())
             parts, steps, optimizer = begun(config | {"seed": 9}, how, knobs, seed=config["seed"])
-            steps.load_state_dict(box[0])
+            steps.load_state_dict(state)
             optimizer.load_state_dict(inner)
             for mine, kept in zip(parts.model.buffers(), buffers, strict=True):
                 mine.copy_(kept)
@@ -123,7 +122,7 @@ def in_bf16() -> list[torch.Tensor]:
     return [first, net[0].weight.detach(), steps.outer.agreed[0].detach()]
 
 
-def test_two_ranks_end_with_the_bits_of_the_built_in_loop():
+def test_two_ranks_have_the_bits_of_the_built_in_loop():
     configs = {way: config_of(typed) for way, (typed, _, _) in WAYS.items()}
     ranks = run_ranks(2, scripts, configs)
     for k, config in enumerate(configs.values()):
@@ -138,7 +137,7 @@ def test_two_ranks_end_with_the_bits_of_the_built_in_loop():
     assert agreed.dtype == torch.float32 and not torch.equal(first, weights)
 
 
-def test_its_defaults_are_those_of_the_yaml():
+def test_defaults_are_those_of_the_yaml():
     defaults = yaml.safe_load((Path(__file__).parents[2] / "conf" / "sync" / "local.yaml").read_text())
     of_call = {name: p.default for name, p in inspect.signature(LocalSteps).parameters.items()}
     for knob in ("outer_lr", "outer_momentum", "nesterov", "kahan", "rounding", "overflow", "requantise"):
@@ -176,7 +175,7 @@ def test_a_single_process_needs_no_group():
         (nn.ReLU(), "fp32", {}, "ReLU has no parameter that requires a gradient"),
     ],
 )
-def test_what_makes_no_sense_is_refused(model, how, options, message):
+def test_settings_that_do_not_fit_are_refused(model, how, options, message):
     with pytest.raises(ValueError, match=message):
         LocalSteps(model, how, **{"inner_steps": 2, **options})
 

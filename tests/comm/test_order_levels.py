@@ -38,6 +38,8 @@ def test_automatic_groups(n_workers: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("knobs", "n_workers", "chain"),
     [
+        ({"fmt": "dynamic_tree", "requantise": "hop"}, 8, 7),
+        ({"fmt": "dynamic_tree", "requantise": "once"}, 8, 1),
         ({"order": "rank"}, 64, 63),
         ({"order": "ring"}, 64, 63),
         ({"order": "tree"}, 64, 6),
@@ -54,12 +56,7 @@ def test_automatic_groups(n_workers: int, size: int) -> None:
     ],
 )
 def test_longest_chain(knobs: dict, n_workers: int, chain: int | None) -> None:
-    assert summation_of(Sum("fp32", **knobs), Workers(n_workers)).longest_chain == chain
-
-
-@pytest.mark.parametrize(("requantise", "chain"), [("hop", 7), ("once", 1)])
-def test_longest_chain_of_what_is_decoded_and_added_in_float32(requantise: str, chain: int) -> None:
-    assert summation_of(Sum("dynamic_tree", requantise=requantise), Workers(8)).longest_chain == chain
+    assert summation_of(Sum(**{"fmt": "fp32", **knobs}), Workers(n_workers)).longest_chain == chain
 
 
 def test_every_worker_is_added_once_at_every_level() -> None:
@@ -73,7 +70,7 @@ def test_every_worker_is_added_once_at_every_level() -> None:
         assert all(w in first.groups[summation.group_of(w)] for w in range(n_workers))
 
 
-def test_formats_with_scales_take_one_chain_alone() -> None:
+def test_formats_with_scales_are_added_in_one_chain() -> None:
     few = summation_of(Sum("mxfp4", order="hierarchical"), Workers(8))
     assert few.longest_chain == summation_of(Sum("mxfp4"), Workers(8)).longest_chain == 7
     for order, n_workers in (("hierarchical", 16), ("tree", 3), ("ring", 2), ("exact", 2)):
@@ -83,7 +80,7 @@ def test_formats_with_scales_take_one_chain_alone() -> None:
             summation_of(Sum("mxfp4", order=order), Workers(n_workers))
 
 
-def test_a_width_is_part_of_the_name() -> None:
+def test_the_width_of_aligned_is_part_of_its_name() -> None:
     assert order_named("aligned") == order_named("aligned_23") != order_named("aligned_24")
     for name, says in {
         "aligned_0": "must be aligned, or a number of bits from aligned_1 to aligned_40",
@@ -97,25 +94,24 @@ def test_a_width_is_part_of_the_name() -> None:
         order_named("aligned_40").levels(4097)
 
 
-def test_one_worker_alone_is_cut_off_below_float32s_digits() -> None:
+def test_a_single_gradient_is_plain_unless_it_is_truncated() -> None:
     assert Sum("fp32", "aligned").is_plain and Sum("fp32", "exact").is_plain
     assert not Sum("fp32", "aligned_22").is_plain
 
 
-@pytest.mark.parametrize("order", ["exact", "aligned"])
-def test_what_rounds_once_has_no_errors_for_kahan(order: str) -> None:
-    with pytest.raises(ValueError, match=f"kahan=true with order={order}: this order rounds only once"):
-        Sum("e4m3", order, kahan=True)
+def test_kahan_is_refused_if_the_order_rounds_once() -> None:
+    for order in ("exact", "aligned"):
+        with pytest.raises(ValueError, match=f"kahan=true with order={order}: this order rounds only once"):
+            Sum("e4m3", order, kahan=True)
 
 
-def test_a_group_size_that_plays_no_part_has_one_spelling() -> None:
-    assert Sum("fp32", "tree", group_size=None) == Sum("fp32", "tree")
-
-
-def test_knobs_are_those_of_the_sum_that_is_given_but_for_those_that_are_typed() -> None:
+def test_options_replace_those_of_a_given_sum() -> None:
     given = Sum("e4m3", order="tree", kahan=True)
     assert Sum.of(given, kahan=False, overflow="saturate") == Sum("e4m3", order="tree", overflow="saturate")
     assert Sum.of("e4m3", order="tree", kahan=True) == given
+    assert Sum("fp32", "tree", group_size=None) == Sum(
+        "fp32", "tree"
+    )  # an unused group size has one spelling
     with pytest.raises(TypeError, match="unexpected keyword argument 'khan'"):
         Sum.of("e4m3", khan=True)
 
@@ -123,7 +119,7 @@ def test_knobs_are_those_of_the_sum_that_is_given_but_for_those_that_are_typed()
 @pytest.mark.parametrize(
     "function", [all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce]
 )
-def test_help_shows_the_knobs_of_a_sum(function: Callable) -> None:
+def test_signatures_show_the_options_of_a_sum(function: Callable) -> None:
     found = inspect.signature(function).parameters
     for knob in fields(Sum)[1:]:
         assert found[knob.name].default == knob.default and found[knob.name].kind.name == "KEYWORD_ONLY"

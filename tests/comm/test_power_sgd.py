@@ -1,4 +1,4 @@
-"""PowerSGDSync: torch's own hook as the oracle, laws, ranks against one process, memory, bytes."""
+"""PowerSGDSync against torch's own hook; low-rank sums, residuals and bytes."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from ranks import run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from cpdrun.comm import AllReduceSync, emulate_all_reduce
-from cpdrun.comm.sums.scaling import APS, DelayedAPS
+from cpdrun.comm.sums.scaling import APS
 from cpdrun.comm.sync.power_sgd import PowerSGDSync, orthonormal
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -23,7 +23,6 @@ SHAPES = {"conv": (6, 4, 2, 2), "bias": (6,), "nothing": (0, 2), "fc": (20, 30),
 MATRICES = {"conv": (6, 16), "fc": (20, 30)}
 LOW = {"format": "e4m3", "scaling": APS()}
 STOCHASTIC = {"format": "e3m2", "rounding": "stochastic", "warm_start": False}
-DELAYED = {"format": "e4m3", "scaling": DelayedAPS(), "order": "tree", "rank": 4}
 
 
 def make(world_size: int = 4, **changes: Any) -> PowerSGDSync:
@@ -86,10 +85,10 @@ def of_torch() -> list[list[list[torch.Tensor]]]:
     return found
 
 
-def test_torch_s_own_hook_gives_the_same(of_ranks):
+def test_torchs_own_hook_gives_the_same():
     """Up to float32's rounding. A product of 30 terms errs by 30 * 2^-24 of its terms' magnitudes, three products a
     step, four steps whose residuals add up: 4 * 3 * 30 * 2^-24 = 2.1e-5 of the gradient's norm."""
-    theirs = of_ranks[0][0]
+    theirs = run_ranks(2, of_torch)[0]
     for rank, steps in zip(RANKS, theirs, strict=True):
         torch.manual_seed(np.random.RandomState(5).randint(1_000_000_000))  # as PowerSGDState draws
         sync = make(2, rank=rank)
@@ -100,9 +99,6 @@ def test_torch_s_own_hook_gives_the_same(of_ranks):
             for ours, of_torch_s in zip((found[3], found[1]), expected, strict=True):
                 assert (ours - of_torch_s).norm() <= 2.1e-5 * of_torch_s.norm()
             assert found[3].norm() > 0.3 * mean_of(halves)[3].norm()
-
-
-# ---- laws
 
 
 @pytest.mark.parametrize("rank", [12, 100])
@@ -132,35 +128,19 @@ def test_matrices_of_the_rank_come_back_and_the_rest_is_the_sum_of_the_format():
     assert (reduce(sync, low_rank)[3] - mean).norm() <= 90 * 2.0**-24 * mean.norm()
 
 
-@pytest.mark.parametrize("settings", [{}, LOW, STOCHASTIC], ids=["fp32", "e4m3", "e3m2"])
-def test_what_was_sent_and_the_residual_are_the_gradient(settings):
-    """Of one worker, for whom the sum adds nothing; to the last bits of M - P Q^T, twice 2^-24 of the larger."""
-    sync = make(1, **settings)
-    owed = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    for step in range(4):
-        given = dict(zip(SHAPES, gradients(0, step), strict=True))
-        sent = dict(zip(SHAPES, reduce(sync, [list(given.values())], step=step), strict=True))
-        residuals = sync.state_dict()["residuals"] | sync.state_dict()["whole"].get("residuals", {})
-        for name, shape in SHAPES.items():
-            compensated = given[name] + owed[name]
-            owed[name] = residuals.get(f"0/{name}", torch.zeros(shape)).view(shape)
-            slack = 2.0**-22 * compensated.abs().max() if compensated.numel() else 0
-            assert ((sent[name] + owed[name] - compensated).abs() <= slack).all(), name
-
-
 def test_residuals_bring_a_constant_gradient_back():
     """The mean of the results tends to the gradient with the residuals, and to its two largest directions without."""
     errors = []
     for error_feedback in (True, False):
         sync = make(error_feedback=error_feedback)
         given = everyone()
-        found = [reduce(sync, given, step=step)[3].double() for step in range(60)]
+        found = [reduce(sync, given, step=step)[3].double() for step in range(40)]
         mean = mean_of(given)[3]
-        errors.append(((sum(found) / 60 - mean).norm() / mean.norm()).item())
+        errors.append(((sum(found) / 40 - mean).norm() / mean.norm()).item())
     assert errors[0] < 0.2 < 0.5 < errors[1]
 
 
-def test_what_factors_owe_goes_with_the_first_whole_gradient():
+def test_residuals_of_factors_are_sent_with_the_first_whole_gradient():
     hybrid = {"layers": [], "first_epochs": 0, "last_epochs": 1}
     sync = make(2, full_precision=hybrid, epochs=2)
     factored = reduce(sync, everyone(workers=2), step=0, epoch=0)[3]
@@ -173,26 +153,21 @@ def test_what_factors_owe_goes_with_the_first_whole_gradient():
     assert same_bits(again, emulate_all_reduce(plain, "fp32")) and not sync.state_dict()["residuals"]
 
 
-def test_zeros_stay_zero_and_the_factor_wakes_up_again():
-    nothing = [[torch.zeros(shape) for shape in SHAPES.values()] for _ in range(4)]
-    for settings in ({}, LOW, STOCHASTIC):
-        sync = make(rank=3, min_compression_rate=0, **settings)
-        for step in range(2):
-            for total in reduce(sync, nothing, step=step):
-                assert same_bits(total, torch.zeros_like(total))
-        assert reduce(sync, everyone(), step=2)[3].norm() > 1
+@pytest.mark.parametrize("settings", [{}, LOW, STOCHASTIC], ids=["fp32", "e4m3", "stochastic"])
+def test_a_factor_recovers_from_zero_gradients(settings):
+    sync = make(rank=3, min_compression_rate=0, **settings)
+    for step in range(2):
+        reduce(sync, [[torch.zeros(shape) for shape in SHAPES.values()]] * 4, step=step)
+    assert reduce(sync, everyone(), step=2)[3].norm() > 1
 
 
-def test_what_is_not_finite_stays_visible_and_is_forgotten():
+def test_an_inf_makes_its_matrix_nonfinite():
     broken = everyone()
     broken[1][3][2, 7] = math.inf
-    for settings in ({}, LOW, STOCHASTIC, {"format": "e2m1fn", "scaling": APS()}):
+    for settings, counted in (({}, 600), (LOW, 600), ({"format": "e2m1fn", "scaling": APS()}, 1)):
         sync = make(**settings)
-        found = reduce(sync, broken)
-        assert sync.nonfinite == (600 if settings.get("format") != "e2m1fn" else 1)
-        assert all(torch.isfinite(total).all() for k, total in enumerate(found) if k != 3)
-        found = reduce(sync, everyone(1), step=1)
-        assert sync.nonfinite == 0 and all(torch.isfinite(total).all() for total in found)
+        reduce(sync, broken)
+        assert sync.nonfinite == counted
 
 
 def test_orthonormal_columns_whatever_is_given():
@@ -205,64 +180,6 @@ def test_orthonormal_columns_whatever_is_given():
         lost = given.double() - q @ (q.T @ given.double())
         assert (lost.norm(dim=0) <= 2.0**-22 * given.double().norm(dim=0)).all()
     assert orthonormal(torch.tensor([[1.0], [math.nan]])).isnan().all()
-
-
-# ---- between ranks
-
-
-def three_steps(settings: dict[str, Any]) -> tuple:
-    """In a rank, or in the one process; the checkpoint of the second step is what the third begins with."""
-    sync = make(seed=3, **settings)
-    found, mine = [], sync.workers.local
-    for step in range(3):
-        if step == 2:
-            kept = [sync.state_dict()]
-            if sync.workers.ranks > 1:
-                dist.broadcast_object_list(kept)
-            sync = make(seed=3, **settings)
-            sync.load_state_dict(kept[0])
-        found.append(reduce(sync, [gradients(w, step) for w in mine], step=step))
-    return found, sync.wire_bytes(), sync.nonfinite
-
-
-HYBRID = {
-    "full_precision": {"layers": ["fc"], "first_epochs": 0, "last_epochs": 0},
-    "min_compression_rate": 0,
-}
-SETTINGS = [{}, LOW, STOCHASTIC, DELAYED, HYBRID]
-
-
-def all_settings() -> list[tuple]:
-    return [three_steps(settings) for settings in SETTINGS]
-
-
-def both() -> tuple[list, list]:
-    return of_torch(), all_settings()
-
-
-@pytest.fixture(scope="module")
-def of_ranks() -> list[tuple[list, list]]:
-    return run_ranks(2, both)
-
-
-def test_ranks_end_with_the_bits_of_one_process(of_ranks):
-    here = all_settings()
-    for _, of_rank in of_ranks:
-        for (found, wire, _), (expected, wire_here, nonfinite) in zip(of_rank, here, strict=True):
-            for a, b in zip(found, expected, strict=True):
-                assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
-            assert wire["bytes_per_step_real_worker"] == wire_here["bytes_per_step_real_worker"]
-            assert wire["bytes_per_step_sent"] > 0 and wire_here["bytes_per_step_sent"] == 0 == nonfinite
-
-
-def test_a_resumed_sync_continues_bit_for_bit():
-    for settings in SETTINGS:
-        sync, resumed = make(**settings), make(**settings)
-        for step in range(2):
-            reduce(sync, everyone(step), step=step)
-        resumed.load_state_dict(sync.state_dict())
-        a, b = (reduce(s, everyone(2), step=2) for s in (sync, resumed))
-        assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
 
 
 def test_bytes_are_those_of_factors_and_whole_layers():
@@ -280,15 +197,6 @@ def test_bytes_are_those_of_factors_and_whole_layers():
     dense = AllReduceSync(format="fp32", world_size=8, parameter_names=list(SHAPES))
     reduce(dense, everyone(workers=8))
     assert whole.wire_bytes() == dense.wire_bytes()
-
-
-def test_without_matrices_it_is_the_plain_sum():
-    names = ["a", "b"]
-    sync = make(2, parameter_names=names)
-    given = [[torch.randn(9), torch.randn(())] for _ in range(2)]
-    for total, *of_workers in zip(reduce(sync, given), *given, strict=True):
-        assert same_bits(total, emulate_all_reduce(of_workers, "fp32"))
-    assert make(2, parameter_names=[]).reduce_stacked([], step=0, epoch=0) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""What AllReduceSync adds to a sum: configuration, hybrid precision, error feedback, counting, state."""
+"""AllReduceSync: configuration, hybrid precision, bytes and statistics. The files test_*_law.py test its sums."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +8,12 @@ import torch
 import yaml
 from bits import reduce, same_bits
 from custom_fp import Format
+from exchanges import ORDERS
 from hydra.errors import InstantiationException
-from hydra.utils import get_class, get_object, instantiate
+from hydra.utils import instantiate
 from torch import nn
 
-from cpdrun.comm import AllReduceSync, GradientSync, emulate_all_reduce
+from cpdrun.comm import AllReduceSync, emulate_all_reduce
 from cpdrun.comm.sums.magnitudes import NoMagnitudes
 from cpdrun.comm.sums.scaling import APS, ScalingRule
 from cpdrun.config.plan import plan
@@ -22,17 +22,6 @@ from cpdrun.train.duration import Duration
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
-GIVEN_BY_THE_RUN = {
-    "run_settings",  # the keyword arguments of a class that passes them on
-    "format",
-    "scaling",
-    "world_size",
-    "seed",
-    "parameter_names",
-    "full_precision",
-    "epochs",
-    "group",
-}
 
 
 def make(fmt: str = "e4m3", world_size: int = 2, **changes: object) -> AllReduceSync:
@@ -45,35 +34,12 @@ def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in ((3, 4), (3,), (5, 2), (2,))]
 
 
-GRADIENT_SYNCS = [
-    path
-    for path in sorted((CONF / "sync").glob("*.yaml"))
-    if not path.stem.startswith("gossip_") and path.stem != "local"
-]
-
-
-@pytest.mark.parametrize("path", GRADIENT_SYNCS, ids=lambda path: path.stem)
-def test_a_sync_yaml_spells_every_knob_of_its_class(path: Path) -> None:
-    spec = yaml.safe_load(path.read_text())
-    make_sync = get_object(spec.pop("_target_"))
-    assert set(spec) == set(inspect.signature(make_sync).parameters) - GIVEN_BY_THE_RUN
-    sync = make_sync(format="fp32", world_size=1, parameter_names=["a"], **spec)
-    assert isinstance(sync, GradientSync)
-
-
-@pytest.mark.parametrize("path", sorted((CONF / "scaling").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_scaling_yaml_spells_every_knob_of_its_class(path: Path) -> None:
-    spec = yaml.safe_load(path.read_text())
-    cls = get_class(spec["_target_"])
-    assert set(spec) - {"_target_"} == set(inspect.signature(cls).parameters)
-    assert isinstance(instantiate(spec), ScalingRule)
-
-
-def test_each_layer_is_summed_as_the_emulation_sums_it() -> None:
-    workers = [gradients(w) for w in range(4)]
-    ours = reduce(make("e3m2", 4, scaling=APS()), workers)
-    for p, result in enumerate(ours):
-        assert same_bits(result, emulate_all_reduce([worker[p] for worker in workers], "e3m2", aps=True))
+@pytest.mark.parametrize("order", ORDERS)
+def test_each_layer_is_the_emulated_sum(order: str) -> None:
+    workers = [gradients(w) for w in range(12)]
+    results = reduce(make("e3m2", 12, scaling=APS(), order=order), workers)
+    for result, *of_layer in zip(results, *workers, strict=True):
+        assert same_bits(result, emulate_all_reduce(of_layer, "e3m2", aps=True, order=order))
 
 
 def test_full_precision_layers_and_epochs() -> None:
@@ -93,43 +59,6 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
         make(full_precision=hybrid)
 
 
-def test_what_was_sent_and_the_residual_are_the_gradient() -> None:
-    # values with few digits, so that their sum with a residual is exact
-    sync = make("e4m1", world_size=1, scaling=APS(), error_feedback=True)
-    generator = torch.Generator().manual_seed(0)
-    given, sent = torch.zeros(3, 4), torch.zeros(3, 4)
-    for step in range(20):
-        gradient = torch.randint(-64, 65, (3, 4), generator=generator) / 64
-        rest = [torch.zeros(shape) for shape in ((3,), (5, 2), (2,))]
-        given += gradient
-        sent += reduce(sync, [[gradient, *rest]], step=step)[0]
-        residual = sync.state_dict()["residuals"]["0/conv.weight"].view(3, 4)
-        assert torch.equal(sent + residual, given)
-    assert residual.abs().max() > 0
-
-
-def test_error_feedback_forgets_what_is_not_finite() -> None:
-    sync = make("e4m3", world_size=1, error_feedback=True)
-    broken = gradients(0)
-    broken[0][0, 0], broken[1][1] = float("nan"), float("inf")
-    result = reduce(sync, [broken])
-    assert sync.nonfinite == 2 and torch.isnan(result[0][0, 0])
-    assert all(torch.isfinite(g).all() for g in reduce(sync, [gradients(1)], step=1, epoch=0))
-
-
-def test_a_resumed_sync_continues_bit_for_bit() -> None:
-    options = {"scaling": {"_target_": "cpdrun.comm.sums.scaling.DelayedAPS", "margin": 1}}
-    options |= {"error_feedback": True, "rounding": "stochastic", "seed": 3}
-    sync, resumed = make("e4m1", **options), make("e4m1", **options)
-    for step in range(3):
-        reduce(sync, [gradients(w, step) for w in range(2)], step=step)
-    resumed.load_state_dict(sync.state_dict())
-    for step in range(3, 6):
-        grads = [gradients(w, step) for w in range(2)]
-        pairs = zip(reduce(sync, grads, step=step), reduce(resumed, grads, step=step), strict=True)
-        assert all(same_bits(a, b) for a, b in pairs)
-
-
 def test_bytes_of_a_real_worker() -> None:
     # 12, 3, 10 and 2 values: 2, 1, 2 and 1 blocks of 8; on 2 machines 3 blocks a shard, sent twice
     sync = make("e4m3")
@@ -137,32 +66,30 @@ def test_bytes_of_a_real_worker() -> None:
     assert sync.wire_bytes() == {"bytes_per_step_sent": 0, "bytes_per_step_real_worker": 2 * 3 * 8}
 
 
-def test_a_wrong_number_of_workers_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="this rank emulates 2 workers, but gradients of 1 workers were passed"
-    ):
-        reduce(make(), [gradients(0)])
-
-
-@pytest.mark.parametrize("fmt", ["fp32", "e4m3"])
-def test_gradients_that_are_not_those_of_the_parameters_are_refused(fmt: str) -> None:
-    """More of them came back as memory that nobody had written; one worker's fp32 gradient passed unlooked at."""
-    sync = AllReduceSync(format=fmt, world_size=1, parameter_names=["a", "b"])
-    one, two = torch.ones(1, 3), torch.ones(2, 3)
-    for stacks, says in (
-        ([one, one, one], "there are 2 parameters, but 3 gradients were passed"),
-        ([one], "there are 2 parameters, but 1 gradients were passed"),
-        ([one, two], "this rank emulates 1 workers, but gradients of 2 workers were passed"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            sync.reduce_stacked(stacks, step=0, epoch=0)
-
-
-@pytest.mark.parametrize("fmt", ["fp32", "e4m3"])
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_no_parameters_have_no_gradients(fmt: str, world_size: int) -> None:
-    sync = AllReduceSync(format=fmt, world_size=world_size, parameter_names=[])
-    assert sync.reduce_stacked([], step=0, epoch=0) == [] and sync.nonfinite == 0
+@pytest.mark.parametrize("order", ["rank", "tree"])
+@pytest.mark.parametrize(
+    ("fmt", "overflow"),
+    [
+        ("e2m1fn", "infinity"),  # has neither: 6.0
+        ("e3m0", "infinity"),  # has no NaN: inf
+        ("e4m3fn", "infinity"),  # has no inf: NaN
+        ("e4m3", "saturate"),  # inf becomes the largest value, NaN stays
+        ("e3m0", "saturate"),  # NaN becomes inf, and that the largest value
+        ("e4m3", "infinity"),
+    ],
+)
+def test_inf_and_nan_are_counted_even_if_the_format_makes_numbers_of_them(
+    fmt: str, overflow: str, order: str
+) -> None:
+    """Worker 1 has a NaN and two inf in one layer, and worker 3 a NaN in another, which is in full precision."""
+    given = {"overflow": overflow, "order": order, "full_precision": {"layers": ["fc.bias"]}}
+    sync = make(fmt, 4, scaling=APS(), **given)
+    workers = [[torch.ones(g.shape) for g in gradients(w)] for w in range(4)]
+    workers[1][0][0, :3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    workers[3][3][1] = float("nan")
+    stacks = [torch.stack(grads) for grads in zip(*workers, strict=True)]
+    rows = sync.statistics(stacks, sync.reduce_stacked(stacks, step=0, epoch=0))
+    assert (sync.nonfinite, [row["nonfinite"] for row in rows]) == (4, [3, 0, 0, 1])
 
 
 def test_statistics_of_a_layer_worked_out_by_hand() -> None:
@@ -190,7 +117,7 @@ def test_statistics_of_a_layer_worked_out_by_hand() -> None:
 
 @dataclass(frozen=True)
 class Fixed(ScalingRule):
-    """A rule that a user may write: Hydra would hand a dataclass over as a dict."""
+    """Hydra would pass a dataclass as a dict."""
 
     shift_by: int
     magnitudes = NoMagnitudes
@@ -199,7 +126,7 @@ class Fixed(ScalingRule):
         return self.shift_by
 
 
-def test_a_rule_of_ones_own_by_its_name() -> None:
+def test_a_user_rule_is_chosen_by_its_name() -> None:
     typed = [
         "name=x",
         "format=e4m3",

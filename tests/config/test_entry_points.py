@@ -1,8 +1,9 @@
-"""What installed packages bring: formats, recipes, experiments and launchers, by entry points."""
+"""Installed packages bring formats, recipes, experiments and launchers by entry points."""
 
+import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,67 +22,71 @@ FILES = {
 }
 
 
+RUNNER = """
+import contextlib, io, json, sys
+import torch, custom_fp
+from cpdrun.cli import main
+
+found = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(words) if words != ["apply"] else 0
+        except SystemExit as error:
+            code = error.code
+        if words == ["apply"]:
+            print(custom_fp.apply_recipe(torch.nn.Linear(3, 2), "labs"))
+    found.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(found))
+"""
+
+
 @pytest.fixture
-def labkit(tmp_path) -> Path:
+def ran(tmp_path):
+    """Run commands in a process that has the package installed; returns the code, the output and errors of each."""
     for name, text in FILES.items():
-        path = tmp_path / "site" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "site"
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text(text)
+
+    def run(*commands: str) -> list[tuple[int, str, str]]:
+        paths = f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}"
+        done = subprocess.run(
+            [sys.executable, "-c", RUNNER, json.dumps([command.split() for command in commands])],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": paths, "HOME": str(tmp_path), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
 
 
-def typed(labkit: Path, *words: str) -> subprocess.CompletedProcess:
-    code = "import sys; from cpdrun.cli import main; sys.exit(main(sys.argv[1:]))"
-    return ran(labkit, code, *words)
-
-
-def ran(labkit: Path, code: str, *words: str) -> subprocess.CompletedProcess:
-    code = f"import sys; sys.path.insert(0, {str(labkit)!r}); {code}"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=labkit.parent,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": str(labkit),
-            "HOME": str(labkit.parent),
-            "COLUMNS": "200",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
+def test_an_installed_package_brings_formats_experiments_recipes_and_launchers(ran):
+    shown, slip, swept, ours, similar, recipe, applied, launcher = ran(
+        "formats flat4",
+        "formats flatt4",
+        "sweep exp=labs device=cpu --dry-run",
+        "sweep exp=digits_bits --dry-run",  # ours, not that of the package
+        "sweep exp=lab --dry-run",
+        "sweep exp=labs recipe=labs format=fp32 --dry-run",
+        "apply",
+        "sweep exp=labs --launcher labs",
     )
+    assert shown[0] == 0 and "ScaledFormat" in shown[1] and "flat4" in slip[2]
+    assert swept[0] == 0 and "2 runs" in swept[1], swept
+    assert "39 runs" in ours[1] and "labs" in similar[2]
+    assert recipe[0] == 0 and "e4m3" in applied[1]
+    assert launcher[0] == 2 and "cannot import labkit.launch.Ours" in launcher[2]
 
 
-def test_a_format(labkit):
-    shown = typed(labkit, "formats", "flat4")
-    assert shown.returncode == 0 and "ScaledFormat" in shown.stdout, shown.stderr
-    assert "flat4" in typed(labkit, "formats", "flatt4").stderr
-
-
-def test_an_experiment_that_is_swept_and_ours_of_the_same_name(labkit):
-    swept = typed(labkit, "sweep", "exp=labs", "device=cpu")
-    assert swept.returncode == 0, swept.stderr
-    assert len(list((labkit.parent / "results/labs/runs").iterdir())) == 2
-    assert "39 runs" in typed(labkit, "sweep", "exp=digits_bits", "--dry-run").stdout
-    assert "labs" in typed(labkit, "sweep", "exp=lab", "--dry-run").stderr
-
-
-def test_a_recipe_for_runs_and_for_a_model(labkit):
-    planned = typed(labkit, "sweep", "exp=labs", "recipe=labs", "format=fp32", "--dry-run")
-    assert planned.returncode == 0, planned.stderr
-    code = "import torch, custom_fp; print(custom_fp.apply_recipe(torch.nn.Linear(3, 2), 'labs'))"
-    applied = ran(labkit, code)
-    assert applied.returncode == 0 and "e4m3" in applied.stdout, applied.stdout + applied.stderr
-
-
-def test_a_launcher(labkit):
-    lacking = typed(labkit, "sweep", "exp=labs", "--launcher", "labs")
-    assert lacking.returncode == 2
-    assert "cannot import labkit.launch.Ours" in lacking.stderr
-
-
-def test_a_package_that_is_broken_is_named(labkit):
-    (labkit / "labkit/conf/__init__.py").write_text("import nothing_of_that_name\n")
-    broken = typed(labkit, "sweep", "exp=digits_bits", "--dry-run")
-    assert broken.returncode == 2
-    assert broken.stderr.startswith("error: entry point labkit.conf: No module named 'nothing_of_that_name'")
+def test_a_broken_package_is_named(ran, tmp_path):
+    (tmp_path / "site/labkit/conf/__init__.py").write_text("import nothing_of_that_name\n")
+    ((code, _, said),) = ran("sweep exp=digits_bits --dry-run")
+    assert code == 2
+    assert said.startswith(
+        "error: the package labkit.conf of an entry point cannot be imported: No module named"
+    )

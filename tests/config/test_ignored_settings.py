@@ -9,7 +9,7 @@ from cpdrun.config.compose import Composer
 from cpdrun.config.ignored_settings import RULES, ignored_settings
 from cpdrun.sweep import plan
 
-# what is set, beside format=e4m3, and how each line begins
+# settings in addition to format=e4m3, and how each reported line begins
 CASES = [
     (["compressor=qsgd"], ["compressor has no effect: AllReduceSync does not use it, unlike sync=compressed, goss"]),
     (["topology.mixing=metropolis"], ["topology.mixing has no effect: AllReduceSync does not use it"]),
@@ -62,17 +62,17 @@ CASES = [
 ]  # fmt: skip
 
 
-def told(words, config_dir=None):
+def reported(words, config_dir=None):
     sweep = plan(words, config_dir, imports=False)
     return list(ignored_settings(sweep.given, [run.config for run in sweep.runs]))
 
 
 def test_settings_without_effect_are_reported(monkeypatch):
-    with Composer() as composer:  # one for all of them: opening it takes most of the time
+    with Composer() as composer:  # opening it takes most of the time
         monkeypatch.setattr("cpdrun.config.plan.Composer", lambda _: nullcontext(composer))
         for given, lines in CASES:
             format = [] if any(word.startswith("format") for word in given) else ["format=e4m3"]
-            found = told([*format, *given])
+            found = reported([*format, *given])
             assert len(found) == len(lines), (given, found)
             for line, beginning in zip(found, lines, strict=True):
                 assert line.startswith(beginning), given
@@ -93,10 +93,8 @@ def test_every_rule_has_its_case():
         "sweep: {cases: {fp32: {compressor: qsgd}, other: {compressor.rounding: stochastic}}}\n",
     ],
 )
-def test_settings_without_effect_in_an_experiment_file_are_reported(tmp_path, body):
-    (tmp_path / "exp").mkdir()
-    (tmp_path / "exp" / "mine.yaml").write_text(body)
-    (line,) = told(["exp=mine"], tmp_path)
+def test_settings_without_effect_in_an_experiment_file_are_reported(experiment, body):
+    (line,) = reported(["exp=mine"], experiment(body))
     assert line.startswith("compressor") and "AllReduceSync does not use it" in line
 
 
@@ -104,8 +102,8 @@ def test_ignored_settings_are_reported_before_anything_starts(tmp_path, capsys, 
     monkeypatch.setattr("cpdrun.launch.local.gpus", list)
     words = ["sweep", "exp=digits_bits", "compressor=qsgd", f"results_dir={tmp_path}", "--dry-run"]
     assert main([*words, "--jobs-per-gpu=2", "--max-parallel=3"]) == 0
-    told = capsys.readouterr().err
-    assert "note: compressor has no effect" in told
-    assert "note: --max-parallel has no effect" in told
-    assert "note: --jobs-per-gpu has no effect: this machine has no GPU" in told
+    said = capsys.readouterr().err
+    assert "note: compressor has no effect" in said
+    assert "note: --max-parallel has no effect" in said
+    assert "note: --jobs-per-gpu has no effect: this machine has no GPU" in said
     assert not list(tmp_path.iterdir())

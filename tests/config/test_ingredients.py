@@ -1,4 +1,4 @@
-"""What a recipe leaves open: axes, cases and arguments that fill it in, the same for runs and for anybody's model."""
+"""Ingredients of a recipe as axes, in cases and as arguments, the same for runs and for a user's model."""
 
 import re
 from pathlib import Path
@@ -41,28 +41,18 @@ def test_no_ingredient_is_without_effect(name):
 
 
 def test_each_ingredient_may_be_an_axis_and_names_runs_by_what_it_changes():
-    found = plan(
-        [
-            *WORDS,
-            "recipe=nvfp4",
-            "ingredients.rounding=stochastic,nearest_even",
-            "ingredients.hadamard=16,null",
-        ]
-    )
+    axes = ("ingredients.rounding=stochastic,nearest_even", "ingredients.hadamard=16,null")
+    found = plan([*WORDS, "recipe=nvfp4", *axes])
     assert len({run.name for run in found.runs}) == 4
     (as_it_is,) = plan([*WORDS, "recipe=nvfp4"]).runs
-    assert as_it_is.name == found.runs[0].name, "what is said as the recipe has it changes nothing"
+    assert as_it_is.name == found.runs[0].name, "the recipe's own value changes nothing"
     ours = with_ingredients("nvfp4", load("nvfp4"), {"rounding": "nearest_even", "hadamard": None})
     assert found.runs[3].config["precision"]["rules"] == ours["rules"]
 
 
-def test_a_case_may_change_what_its_recipe_leaves_open(tmp_path):
-    (tmp_path / "exp").mkdir()
-    (tmp_path / "exp" / "mine.yaml").write_text(
-        "# cpdrun sweep exp=mine\nsweep:\n  cases:\n    bf16: {recipe: bf16}\n"
-        "    four: {recipe: nvfp4, ingredients.bf16_layers: 0}\n"
-    )
-    bf16, four = plan(["exp=mine"], tmp_path).runs
+def test_a_case_may_change_an_ingredient_of_its_recipe(experiment):
+    cases = "{bf16: {recipe: bf16}, four: {recipe: nvfp4, ingredients.bf16_layers: 0}}"
+    bf16, four = plan(["exp=mine"], experiment(f"sweep: {{cases: {cases}}}")).runs
     assert (bf16.config["ingredients"], four.config["ingredients"]["bf16_layers"]) == ({}, 0)
     assert four.config["precision"]["rules"][0]["last"] == 0
 
@@ -88,16 +78,14 @@ def test_unknown_ingredients_are_reported_with_the_known_ones(words, message):
 
 
 @pytest.mark.parametrize("chosen", ["bf16", "null"])
-def test_an_experiment_cannot_set_an_ingredient_that_its_recipe_lacks(tmp_path, chosen):
-    (tmp_path / "exp").mkdir()
-    (tmp_path / "exp" / "mine.yaml").write_text(
-        "# cpdrun sweep exp=mine\ningredients: {rounding: nearest_even}\n"
+def test_an_experiment_cannot_set_an_ingredient_that_its_recipe_lacks(experiment, chosen):
+    folder, message = (
+        experiment("ingredients: {rounding: nearest_even}"),
+        f"recipe={chosen} has no ingredient of that name",
     )
-    with pytest.raises(
-        ConfigError, match=f"ingredients.rounding: recipe={chosen} has no ingredient of that name"
-    ):
-        plan(["exp=mine", f"recipe={chosen}"], tmp_path)
-    assert plan(["exp=mine", "recipe=nvfp4"], tmp_path).runs
+    with pytest.raises(ConfigError, match=f"ingredients.rounding: {message}"):
+        plan(["exp=mine", f"recipe={chosen}"], folder)
+    assert plan(["exp=mine", "recipe=nvfp4"], folder).runs
 
 
 def test_a_baseline_of_another_recipe_is_one_for_all_values_of_an_ingredient():

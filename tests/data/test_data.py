@@ -10,7 +10,7 @@ from cpdrun.data.images.digits import Digits
 from cpdrun.data.images.fashion_mnist import DEBIAN_DIR, FashionMNIST
 
 
-def test_digits_are_scikit_learns_split_without_overlap():
+def test_digits_are_those_of_scikit_learn_without_overlap():
     from sklearn.datasets import load_digits
 
     digits = Digits(test_fraction=0.2)
@@ -19,9 +19,8 @@ def test_digits_are_scikit_learns_split_without_overlap():
     y = torch.cat([digits.train.y_N, digits.test.y_N])
     original = load_digits()
     ours = sorted((*row.tolist(), int(label)) for row, label in zip(x, y, strict=True))
-    theirs = sorted(
-        (*map(int, row), int(label)) for row, label in zip(original.data, original.target, strict=True)
-    )
+    rows = zip(original.data, original.target, strict=True)
+    theirs = sorted((*map(int, row), int(label)) for row, label in rows)
     assert ours == theirs
 
 
@@ -35,7 +34,7 @@ def test_a_batch_is_the_samples_one_by_one():
     assert x.tolist() == [[2, 2], [0, 0]] and y.tolist() == [2, 0]
 
 
-def test_crops_and_flips_are_those_of_the_padded_image_and_drawn_from_the_generator():
+def test_crops_and_flips_are_random_parts_of_the_padded_image():
     x = torch.rand(64, 2, 5, 5)
     seen = crop_and_flip(x, 1, torch.Generator().manual_seed(3))
     assert torch.equal(seen, crop_and_flip(x, 1, torch.Generator().manual_seed(3)))
@@ -74,7 +73,7 @@ def test_fashion_mnist_reads_idx_files_gzipped_or_not(idx_folder):
     assert torch.equal(still.augment(batch, torch.Generator()), batch)
 
 
-def test_absent_or_damaged_files_are_named_with_the_way_out(idx_folder, tmp_path):
+def test_absent_and_damaged_files_are_named_with_the_remedy(idx_folder, tmp_path):
     with pytest.raises(
         DataError, match=r"not in /nowhere.*apt-get install dataset-fashion-mnist.*data\.data_dir"
     ):
@@ -87,7 +86,7 @@ def test_absent_or_damaged_files_are_named_with_the_way_out(idx_folder, tmp_path
 
 
 @pytest.mark.skipif(not DEBIAN_DIR.exists(), reason="Debian's dataset-fashion-mnist is not installed")
-def test_debians_files():
+def test_the_files_of_the_debian_package_are_read():
     data = FashionMNIST(None, augment=False, train_samples=None, test_samples=None)
     assert (len(data.train), len(data.test)) == (60000, 10000)
     x, _ = fetch_batch(data.train, torch.arange(2000))

@@ -1,5 +1,4 @@
-"""CIFAR-10 and -100, Imagenette, ImageNet and Cityscapes as they lie on disk: small data that the tests write, read by
-the real loaders."""
+"""The loaders of CIFAR-10 and -100, Imagenette, ImageNet and Cityscapes, on small data in the layouts of these sets."""
 
 import pickle
 from pathlib import Path
@@ -38,64 +37,76 @@ def write_cifar10(folder, samples=20):
     return folder
 
 
-def test_cifar10_reads_the_batches_in_order(tmp_path):
-    folder = write_cifar10(tmp_path)
-    data = CIFAR10(
-        str(tmp_path), augment=False, cutout=0, dawnbench_augment=False, train_samples=50, test_samples=None
-    )
-    assert (len(data.train), len(data.test)) == (50, 20)
-    second = pickle.loads((folder / "data_batch_2").read_bytes(), encoding="bytes")
-    x, y = data.train[23]
-    pixels = torch.from_numpy(second[b"data"][3].reshape(3, 32, 32)).double() / 255
-    mean = torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64).view(3, 1, 1)
-    std = torch.tensor([0.2470, 0.2435, 0.2616], dtype=torch.float64).view(3, 1, 1)
-    assert torch.allclose(x.double(), (pixels - mean) / std, atol=1e-6) and y == second[b"labels"][3]
-    assert x.dtype == torch.float32
-    inside = CIFAR10(
-        str(folder), augment=False, cutout=0, dawnbench_augment=False, train_samples=None, test_samples=None
-    )
-    assert len(inside.train) == 100  # the folder of the batches itself may be named too
-
-
-def test_cifar10_draws_crops_flips_and_holes_from_one_generator(tmp_path):
-    write_cifar10(tmp_path)
-    data = CIFAR10(
-        str(tmp_path), augment=True, cutout=8, dawnbench_augment=False, train_samples=None, test_samples=None
-    )
-    x, _ = fetch_batch(data.train, torch.arange(16))
-    same, other = data.augment(x, draws(1)), data.augment(x, draws(2))
-    assert torch.equal(same, data.augment(x, draws(1))) and not torch.equal(same, other)
-    assert same.shape == x.shape
-
-
-def test_cifar10_that_is_absent_or_damaged_is_named_with_the_way_out(tmp_path):
-    arguments = {
+def cifar10(folder, **changed) -> CIFAR10:
+    given = {
         "augment": False,
         "cutout": 0,
         "dawnbench_augment": False,
         "train_samples": None,
         "test_samples": None,
     }
+    return CIFAR10(str(folder), **given | changed)
+
+
+def normalized(pixels, mean, std):
+    """An image of CIFAR, in float64."""
+    x = torch.from_numpy(pixels.reshape(3, 32, 32)).double() / 255
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (mean, std))
+    return (x - mean) / std
+
+
+def test_cifar10_reads_the_batches_in_order(tmp_path):
+    folder = write_cifar10(tmp_path)
+    data = cifar10(tmp_path, train_samples=50)
+    assert (len(data.train), len(data.test)) == (50, 20)
+    second = pickle.loads((folder / "data_batch_2").read_bytes(), encoding="bytes")
+    x, y = data.train[23]
+    expected = normalized(second[b"data"][3], (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert torch.allclose(x.double(), expected, atol=1e-6) and y == second[b"labels"][3]
+    assert x.dtype == torch.float32
+    assert len(cifar10(folder).train) == 100  # the folder of the batches itself may be given, too
+
+
+def test_cifar10_draws_crops_flips_and_holes_from_one_generator(tmp_path):
+    write_cifar10(tmp_path)
+    data = cifar10(tmp_path, augment=True, cutout=8)
+    x, _ = fetch_batch(data.train, torch.arange(16))
+    same, other = data.augment(x, draws(1)), data.augment(x, draws(2))
+    assert torch.equal(same, data.augment(x, draws(1))) and not torch.equal(same, other)
+    assert same.shape == x.shape
+
+
+def test_absent_damaged_and_malicious_cifar10_is_refused(tmp_path):
+    """A pickle may run anything when it is loaded."""
     with pytest.raises(DataError, match=r"no data_batch_1.*cifar-10-python\.tar\.gz.*data\.data_dir=PATH"):
-        CIFAR10(str(tmp_path), **arguments)
-    batch = write_cifar10(tmp_path) / "data_batch_3"
+        cifar10(tmp_path)
+    folder = write_cifar10(tmp_path)
+    batch = folder / "data_batch_3"
     batch.write_bytes(batch.read_bytes()[:1000])
     with pytest.raises(DataError, match="data_batch_3 is not a whole CIFAR-10 batch"):
-        CIFAR10(str(tmp_path), **arguments)
+        cifar10(tmp_path)
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    (folder / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=2))
+    with pytest.raises(DataError, match="which no batch needs"):
+        cifar10(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_augmentation_of_dawnbench_mirrors_edges_and_keeps_its_hole_inside(tmp_path):
     write_cifar10(tmp_path)
-    arguments = {"augment": True, "train_samples": None, "test_samples": None, "dawnbench_augment": True}
-    data = CIFAR10(str(tmp_path), cutout=0, **arguments)
+    data = cifar10(tmp_path, augment=True, dawnbench_augment=True)
     x, _ = fetch_batch(data.train, torch.arange(40))
     padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect")
     assert torch.equal(padded[0, 0, 4 - 1], padded[0, 0, 4 + 1]), "the edge itself is not repeated"
-    seen = data.augment(x, draws(1))
+    augmented = data.augment(x, draws(1))
     crops = [padded[:, :, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]
     crops += [crop.flip(3) for crop in crops]
-    assert torch.stack([(crop == seen).flatten(1).all(1) for crop in crops]).any(0).all()
-    holed = CIFAR10(str(tmp_path), cutout=8, **arguments).augment(x, draws(1))
+    assert torch.stack([(crop == augmented).flatten(1).all(1) for crop in crops]).any(0).all()
+    holed = cifar10(tmp_path, augment=True, dawnbench_augment=True, cutout=8).augment(x, draws(1))
     assert ((holed == 0).all(dim=1).sum(dim=(1, 2)) == 64).all()
 
 
@@ -132,10 +143,8 @@ def test_cifar100_reads_the_hundred_classes(tmp_path):
     assert (len(data.train), len(data.test), data.num_classes) == (25, 20, 100)
     test = pickle.loads((folder / "test").read_bytes(), encoding="bytes")
     x, y = data.test[7]
-    pixels = torch.from_numpy(test[b"data"][7].reshape(3, 32, 32)).double() / 255
-    mean = torch.tensor([0.5071, 0.4867, 0.4408], dtype=torch.float64).view(3, 1, 1)
-    std = torch.tensor([0.2675, 0.2565, 0.2761], dtype=torch.float64).view(3, 1, 1)
-    assert torch.allclose(x.double(), (pixels - mean) / std, atol=1e-6) and y == test[b"fine_labels"][7]
+    expected = normalized(test[b"data"][7], (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+    assert torch.allclose(x.double(), expected, atol=1e-6) and y == test[b"fine_labels"][7]
     x, _ = fetch_batch(data.train, torch.arange(16))
     assert torch.equal(data.augment(x, draws(1)), data.augment(x, draws(1)))
     plain = CIFAR100(str(folder), augment=False, train_samples=None, test_samples=None)
@@ -150,7 +159,7 @@ def test_cifar100_reads_the_hundred_classes(tmp_path):
 # ---- Imagenette
 
 
-def test_imagenettes_layout(tmp_path):
+def test_imagenette_is_read_from_its_layout(tmp_path):
     rng = np.random.default_rng(0)
     for split, count in (("train", 2), ("val", 1)):
         for kind in CLASSES:
@@ -184,14 +193,12 @@ def image_folder(tmp_path):
             folder.mkdir(parents=True)
             for i in range(count):
                 pixels = rng.integers(0, 256, (40 + 7 * i, 60, 3), dtype=np.uint8)
-                image = (
-                    Image.fromarray(pixels) if i else Image.fromarray(pixels[:, :, 0])
-                )  # ImageNet has grey ones
+                image = Image.fromarray(pixels if i else pixels[:, :, 0])  # some images of ImageNet are gray
                 image.save(folder / f"{kind}_{i}.JPEG")
     return tmp_path
 
 
-def test_imagenets_layout(image_folder):
+def test_imagenet_is_read_from_its_layout(image_folder):
     data = ImageFolders(str(image_folder), size=28, smallest_area=0.08)
     assert (len(data.train), len(data.test), data.num_classes) == (6, 4, 2)
     x, y = fetch_batch(data.test, torch.arange(4))
@@ -202,7 +209,7 @@ def test_imagenets_layout(image_folder):
     assert not torch.equal(x, fetch_batch(data.train, torch.tensor([5, 0]), lambda: draws(4))[0])
 
 
-def test_mirrors_normalisation_and_folders_are_the_users_to_set(image_folder):
+def test_mirroring_normalization_and_folders_are_settings(image_folder):
     for old, new in (("train", "training"), ("val", "testing")):
         (image_folder / old).rename(image_folder / new)
     named = {"train_folder": "training", "test_folder": "testing"}
@@ -232,10 +239,10 @@ def test_imagenet_that_is_absent_or_uneven_is_named(image_folder, tmp_path_facto
         ImageFolders(str(image_folder), size=28, smallest_area=0.08)
 
 
-def test_random_parts_lie_inside_and_cover_the_range_asked():
+def test_random_crops_cover_the_given_range_of_sizes():
     shares, ratios = [], []
     generator = draws()
-    for _ in range(2000):
+    for _ in range(1000):
         top, left, h, w = random_resized_crop(120, 160, 0.25, generator)
         assert 0 <= top <= 120 - h and 0 <= left <= 160 - w
         shares.append(h * w / (120 * 160))
@@ -255,22 +262,19 @@ def scenes(tmp_path_factory):
     return folder
 
 
-def test_cityscapes_layout(scenes):
+def test_cityscapes_is_read_from_its_layout(scenes):
     data = Cityscapes(str(scenes), crop=24)
     assert (len(data.train), len(data.test)) == (3, 2)
     x, y = data.test[0]
-    assert (
-        x.shape == (3, 32, 64) and x.dtype == torch.float32 and y.shape == (32, 64) and y.dtype == torch.int64
-    )
-    assert (
-        {0, 10} <= set(y.unique().tolist()) <= {0, 2, 8, 10, 11, 13}
-    )  # road and sky; house, tree, person, car
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((3, 32, 64), torch.float32, (32, 64), torch.int64)
+    # road and sky; house, tree, person, car
+    assert {0, 10} <= set(y.unique().tolist()) <= {0, 2, 8, 10, 11, 13}
     x, y = fetch_batch(data.train, torch.tensor([2, 1]), lambda: draws(1))
     assert x.shape == (2, 3, 24, 24) and y.shape == (2, 24, 24)
     assert torch.equal(x, fetch_batch(data.train, torch.tensor([2, 1]), lambda: draws(1))[0])
 
 
-def test_label_ids_become_train_ids_and_the_rest_is_ignored(scenes, tmp_path):
+def test_label_ids_become_train_ids_and_the_rest_is_ignored():
     from cpdrun.data.images.cityscapes import train_id_of_label
 
     train_id_256 = train_id_of_label()
@@ -279,7 +283,7 @@ def test_label_ids_become_train_ids_and_the_rest_is_ignored(scenes, tmp_path):
     assert (train_id_256[[0, 1, 2, 3, 9, 255]] == -100).all()
 
 
-def test_images_and_labels_are_cropped_alike(tmp_path):
+def test_images_and_labels_have_the_same_crops(tmp_path):
     """Where the label is road the picture is white, else black; so they still agree after scaling and cropping."""
     for kind, split in [(k, s) for k in ("leftImg8bit", "gtFine") for s in ("train", "val")]:
         (tmp_path / kind / split / "town").mkdir(parents=True)
@@ -314,9 +318,8 @@ def test_street_scenes_are_drawn_once_and_always_the_same(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")} == written
     elsewhere = StreetScenes(str(tmp_path / "b"), train_images=2, test_images=1, height=16, crop=16)
     for data in (second, elsewhere):
-        assert torch.equal(data.test[0][0], first.test[0][0]) and torch.equal(
-            data.train[1][1], first.train[1][1]
-        )
+        assert torch.equal(data.test[0][0], first.test[0][0])
+        assert torch.equal(data.train[1][1], first.train[1][1])
     assert [path.name for path in tmp_path.iterdir()] != [] and not list(tmp_path.glob(".*"))
 
 
@@ -333,7 +336,7 @@ def test_fashion_mnist_as_folders_of_jpeg(tmp_path):
 # ---- fetching ahead
 
 
-def test_loaders_change_no_bit(image_folder):
+def test_loaders_do_not_change_batches(image_folder):
     from cpdrun.train.batches import Batches
 
     data = ImageFolders(str(image_folder), size=28, smallest_area=0.08)
@@ -346,24 +349,3 @@ def test_loaders_change_no_bit(image_folder):
     for (x, y), (x_ahead, y_ahead) in zip(batches[0], batches[2], strict=True):
         assert torch.equal(x, x_ahead) and torch.equal(y, y_ahead)
     assert not torch.equal(batches[0][0][0], batches[0][3][0])
-
-
-def test_a_batch_that_names_code_is_refused(tmp_path):
-    """A pickle may run anything when it is loaded."""
-    folder = write_cifar10(tmp_path)
-
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "ran",))
-
-    (folder / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil(), b"labels": []}, protocol=2))
-    with pytest.raises(DataError, match="which no batch needs"):
-        CIFAR10(
-            str(tmp_path),
-            augment=False,
-            cutout=0,
-            dawnbench_augment=False,
-            train_samples=None,
-            test_samples=None,
-        )
-    assert not (tmp_path / "ran").exists()

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -10,7 +12,7 @@ N, B, CLASSES, EACH = 8, 4, 10, 100
 
 
 class Labelled:
-    """1,000 samples of 10 classes in an order that says nothing."""
+    """1,000 samples of 10 classes in random order."""
 
     y_N = (
         torch.arange(CLASSES * EACH)[torch.randperm(CLASSES * EACH, generator=generator("labels"))] % CLASSES
@@ -36,23 +38,21 @@ def test_iid_is_one_random_order_of_all_samples():
     assert torch.equal(deal(Iid(), epoch=1, seed=3), order[: S * N * B].view(S, N, B))
 
 
-@pytest.mark.parametrize("partition", [Skewed(0.8), Skewed(0.0), Skewed(1.0), Dirichlet(0.5)])
-def test_parts_are_kept_over_the_epochs_and_share_no_sample(partition):
+@pytest.mark.parametrize(
+    "make", [partial(Skewed, skew) for skew in (0.8, 0.0, 1.0)] + [partial(Dirichlet, 0.5)]
+)
+def test_parts_stay_the_same_over_epochs_and_share_no_sample(make):
+    partition = make()
     first, second = deal(partition), deal(partition, epoch=1)
     assert first.shape == (31, N, B) and not torch.equal(first, second)
     parts = [set(first[:, w].flatten().tolist()) | set(second[:, w].flatten().tolist()) for w in range(N)]
     for w in range(N):
         for v in range(w):
             assert not parts[w] & parts[v]
-    assert torch.equal(deal(type(partition)(*vars_of(partition))), first), "chance comes from the seed alone"
-    assert not torch.equal(deal(type(partition)(*vars_of(partition)), seed=1), first)
+    assert torch.equal(deal(make()), first) and not torch.equal(deal(make(), seed=1), first)
 
 
-def vars_of(partition):
-    return [partition.skew if isinstance(partition, Skewed) else partition.alpha]
-
-
-def test_skew_says_how_much_of_a_worker_s_part_is_of_few_classes():
+def test_skew_is_the_share_of_a_workers_samples_from_few_classes():
     """1.25 classes of the sorted fraction to a worker, a tenth of every class in the rest."""
     for skew, least, most in ((0.0, 0.2, 0.35), (0.8, 0.8, 0.9), (1.0, 1.0, 1.0)):
         shares = share_of_two_classes(deal(Skewed(skew)))
@@ -70,7 +70,7 @@ def test_small_alpha_skews_more_than_large():
     assert many < 0.35 < 0.6 < few
 
 
-def test_what_cannot_be_dealt_is_named():
+def test_settings_that_cannot_be_dealt_are_refused():
     with pytest.raises(ValueError, match=r"partition\.alpha=1e-05: .* fewer than 4 samples"):
         deal(Dirichlet(1e-5), N=16)  # ten classes, whole, for sixteen workers
     with pytest.raises(ValueError, match=r"partition\.skew must lie between 0 and 1, not 2"):
@@ -79,18 +79,16 @@ def test_what_cannot_be_dealt_is_named():
         Dirichlet(0)
 
 
-def test_text_has_stretches_for_classes():
+def test_stretches_of_text_take_the_place_of_classes():
     text = PydocText(context=64, test_fraction=0.1, text_bytes=None).train
     stretch = labels(text)
     assert stretch.unique().tolist() == list(range(STRETCHES)) and (stretch.diff() >= 0).all()
     index = Skewed(1.0).deal(text, N, B, seed=0, epoch=0, draws=generator)
     own = [index[:, w].flatten() for w in range(N)]
-    assert all(own[w].max() < own[w + 1].min() for w in range(N - 1)), (
-        "one stretch of the text after the other"
-    )
+    assert all(own[w].max() < own[w + 1].min() for w in range(N - 1))
 
 
-def test_targets_that_are_no_class_have_stretches_too():
+def test_targets_without_classes_have_stretches():
     """Numbers, or a class for every pixel, also where a dataset holds them all (y_N)."""
     for y_N in (torch.randn(64), torch.zeros(64, 2, 2, dtype=torch.int64)):
         assert torch.equal(labels(TensorsOf(y_N)), torch.arange(64) * STRETCHES // 64)

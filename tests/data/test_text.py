@@ -59,21 +59,16 @@ def text_of(data):
     return bytes(torch.cat([data.train.tokens_N, data.test.tokens_N]).tolist()).decode()
 
 
-def test_a_packages_documents_are_each_read_once_in_the_order_of_their_digests(packages):
+def test_documents_of_a_package_are_read_once_in_the_order_of_their_digests(packages):
     words = re.findall(r"^Word(\d+)", text_of(read("gcide_text", packages["gcide_text"])), re.MULTILINE)
     assert sorted(words) == [f"{i:03}" for i in range(200)] != words
     kernel = text_of(read("linux_doc_text", packages["linux_doc_text"]))
-    assert (
-        kernel.count("The kernel"),
-        kernel.count("What"),
-        kernel.count("nucleo"),
-        kernel.count("svg"),
-    ) == (40, 40, 0, 0)
+    assert [kernel.count(word) for word in ("The kernel", "What", "nucleo", "svg")] == [40, 40, 0, 0]
     perl = text_of(read("perl_doc_text", packages["perl_doc_text"]))
-    assert (perl.count("perlrun"), perl.count("perlre"), perl.count("another")) == (40, 40, 0)
+    assert [perl.count(word) for word in ("perlrun", "perlre", "another")] == [40, 40, 0]
 
 
-def test_the_same_text_elsewhere_is_the_same_data_and_less_of_it_is_another(packages, tmp_path):
+def test_a_digest_identifies_the_text_wherever_it_is(packages, tmp_path):
     here = read("gcide_text", packages["gcide_text"], test_fraction=0.25)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/gcide.dict").write_bytes(
@@ -82,9 +77,8 @@ def test_the_same_text_elsewhere_is_the_same_data_and_less_of_it_is_another(pack
     there = read("gcide_text", tmp_path / "elsewhere", test_fraction=0.25)
     assert here.sha256 == there.sha256 and text_of(here) == text_of(there)
     less = read("gcide_text", packages["gcide_text"], text_bytes=4000, test_fraction=0.25)
-    assert (
-        text_of(here).startswith(text_of(less)) and len(text_of(less)) == 4000 and less.sha256 != here.sha256
-    )
+    assert text_of(here).startswith(text_of(less)) and len(text_of(less)) == 4000
+    assert less.sha256 != here.sha256
     assert len(less.train.tokens_N) == 3000
 
 
@@ -103,18 +97,12 @@ def test_a_package_that_is_not_installed_is_named(name, tmp_path):
         ({"text_bytes": 0}, r"data\.text_bytes must be at least 1"),
         ({"split_at": "("}, r"data\.split_at='\(' is not a regular expression: missing \)"),
         ({"test_fraction": 1}, r"data\.test_fraction must lie between 0 and 1"),
-        (
-            {"bpe_vocab": 256},
-            r"data\.bpe_vocab must be a whole number from 257 to 65536, or null for bytes, not 256",
-        ),
+        ({"bpe_vocab": 256}, r"data\.bpe_vocab must be a whole number from 257 to 65536, or null for bytes, not 256"),
         ({"bpe_vocab": 1e3}, r"data\.bpe_vocab must be a whole number"),
-        (
-            {"bpe_vocab": 300, "cache_dir": "/proc/nowhere"},
-            r"data\.cache_dir=/proc/nowhere cannot be written",
-        ),
+        ({"bpe_vocab": 300, "cache_dir": "/proc/nowhere"}, r"data\.cache_dir=/proc/nowhere cannot be written"),
     ],
-)
-def test_what_a_text_cannot_be_is_named(packages, changed, message):
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(packages, changed, message):
     with pytest.raises(DataError, match=message):
         read("gcide_text", packages["gcide_text"], **changed)
 
@@ -141,9 +129,8 @@ def test_bpe_tokens_spell_the_text_and_their_bytes_are_counted(packages, tmp_pat
     assert len({d.sha256 for d in made}) == 1 and data.sha256 != plain.sha256
     assert data.vocab_size == data.num_classes == 400
     (folder,) = (tmp_path / "one").iterdir()
-    assert (folder / "tokenizer.json").read_bytes() == next((tmp_path / "other").iterdir()).joinpath(
-        "tokenizer.json"
-    ).read_bytes()
+    (other,) = (tmp_path / "other").iterdir()
+    assert (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for part in ("train", "test"):
         tokens_N, bytes_N = getattr(data, part).tokens_N, getattr(plain, part).tokens_N
@@ -166,14 +153,14 @@ def test_bpe_without_the_library_says_what_to_install(packages, monkeypatch):
         read("gcide_text", packages["gcide_text"], bpe_vocab=300)
 
 
-def test_bpe_pieces_halve_no_character_and_lose_no_byte(monkeypatch):
+def test_bpe_pieces_are_whole_characters_and_all_bytes(monkeypatch):
     monkeypatch.setattr("cpdrun.data.text.bpe.PIECE_BYTES", 7)
     for text in ("京都市" * 9 + "ab\ncd" * 5 + "é" * 30, "a", ""):
         pieces = list(bpe._pieces(text.encode()))
         assert "".join(pieces) == text and all(0 < len(piece.encode()) <= 7 for piece in pieces)
 
 
-def test_the_key_of_the_vocabulary_leaves_the_names_of_runs_by_bytes_alone():
+def test_the_setting_of_the_vocabulary_does_not_rename_runs_on_bytes():
     (run,) = plan(["exp=transformer_bits_small", "format=fp32", "seed=0"]).runs
     data = {key: value for key, value in run.config["data"].items() if key not in ("bpe_vocab", "cache_dir")}
     assert identity_hash(run.config) == identity_hash({**run.config, "data": data})

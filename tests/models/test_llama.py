@@ -24,10 +24,10 @@ def llama(tied=True, **changed):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_its_logits_are_those_of_transformers(tied):
+def test_logits_are_those_of_transformers(tied):
     transformers = pytest.importorskip("transformers")
     ours = llama(tied)
-    for parameter in ours.parameters():  # larger than at the start, so that everything counts
+    for parameter in ours.parameters():  # larger than at the start, so that every part matters
         torch.nn.init.normal_(parameter, std=0.3)
     config = transformers.LlamaConfig(
         vocab_size=61,
@@ -52,16 +52,11 @@ def test_its_logits_are_those_of_transformers(tied):
         torch.testing.assert_close(ours(tokens_BxT).transpose(1, 2), logits_BxTxV, rtol=1e-4, atol=1e-4)
 
 
-def test_it_has_the_parameters_that_its_yaml_states_and_starts_at_a_guess():
+def test_sizes_are_those_of_the_yaml_and_the_first_loss_is_that_of_guessing():
     sizes = {"num_classes": 256, "context": 128}
     small = llama(**sizes, layers=3, heads=3, width=96)
-    assert [
-        round(sum(p.numel() for p in m.parameters()), -4)
-        for m in (small, llama(**sizes, width=128, layers=4))
-    ] == [
-        360_000,
-        840_000,
-    ]
+    counts = [sum(p.numel() for p in m.parameters()) for m in (small, llama(**sizes, width=128, layers=4))]
+    assert [round(count, -4) for count in counts] == [360_000, 840_000]
     tokens_BxT = torch.randint(256, (4, 128))
     loss = torch.nn.functional.cross_entropy(small(tokens_BxT[:, :-1]), tokens_BxT[:, 1:]).item()
     assert loss == pytest.approx(5.545, abs=0.1)  # ln 256
@@ -71,7 +66,7 @@ def test_it_has_the_parameters_that_its_yaml_states_and_starts_at_a_guess():
         assert std == pytest.approx(0.02 / (6**0.5 if into_residual else 1), rel=0.05), name
 
 
-def test_what_does_not_fit_is_named():
+def test_settings_that_do_not_fit_are_refused():
     for key in ("layers", "heads", "width", "hidden"):
         with pytest.raises(ValueError, match=rf"model\.{key} must be a whole number, at least 1, not 0"):
             llama(**{key: 0})

@@ -1,4 +1,4 @@
-"""ResNet-20, ResNet-18, VGG-11 and MobileNetV2 with norms of one's choice, against their authors' networks."""
+"""ResNet-20, ResNet-18, VGG-11 and MobileNetV2 with each norm, against the networks of the authors."""
 
 from functools import partial
 
@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 from cpdrun.models.mobilenet_v2 import MobileNetV2
-from cpdrun.models.normed.norms import BatchNorm, EvoNormS0, RangeEvoNorm
+from cpdrun.models.normed.convnet import NormedConvNet
+from cpdrun.models.normed.norms import BatchNorm, EvoNormS0, RangeBN, RangeEvoNorm
 from cpdrun.models.normed.resnet import NormedBlock, NormedResNet
 from cpdrun.models.normed.vgg import NormedVGG11
 
 EVONORM = partial(EvoNormS0, groups=8, eps=1e-5)
 RANGE = partial(RangeEvoNorm, groups=8, chunks=16, eps=1e-5)
 BATCH = partial(BatchNorm, momentum=0.1, eps=1e-5)
+RANGE_BN = partial(RangeBN, chunks=16, momentum=0.1, eps=1e-5)
 NETS = {
     "resnet20": lambda norm: NormedResNet(3, 10, [3, 3, 3], 16, "small", False, norm),
     "vgg11": lambda norm: NormedVGG11(3, 10, 64, 0.5, norm),
@@ -61,7 +63,7 @@ def test_logits_are_those_of_the_authors_networks(name):
     torch.testing.assert_close(logits, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", [EVONORM, RANGE, BATCH])
+@pytest.mark.parametrize("norm", [EVONORM, RANGE, BATCH, RANGE_BN])
 @pytest.mark.parametrize(
     "make",
     [
@@ -69,9 +71,10 @@ def test_logits_are_those_of_the_authors_networks(name):
         lambda norm: NormedResNet(1, 5, [1, 1], 8, "imagenet", False, norm),
         lambda norm: NormedVGG11(1, 5, 8, 0.5, norm),
         lambda norm: MobileNetV2(1, 5, "small", norm),
+        lambda norm: NormedConvNet(1, 5, width=8, stride=1, norm=norm),
     ],
 )
-def test_each_trains_with_each_norm_and_no_relu_follows_one_that_activates(make, norm):
+def test_each_network_trains_with_each_norm_and_has_no_relu_after_one_that_activates(make, norm):
     torch.manual_seed(0)
     net = make(norm)
     y = net(torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(0)))
@@ -79,10 +82,10 @@ def test_each_trains_with_each_norm_and_no_relu_follows_one_that_activates(make,
     nn.functional.cross_entropy(y, torch.arange(3)).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     relus = sum(isinstance(module, nn.ReLU) for module in net.modules())
-    assert (relus > 1) == (norm is BATCH)  # VGG's classifier has one of its own
+    assert (relus > 1) == (norm in (BATCH, RANGE_BN))  # VGG's classifier has one of its own
 
 
-def test_a_network_that_begins_at_zero_begins_as_its_shortcuts():
+def test_a_zero_initialized_network_starts_as_its_shortcuts():
     torch.manual_seed(0)
     net = NormedResNet(3, 10, [2, 2], 8, "small", True, EVONORM)
     x = torch.randn(2, 8, 6, 6)
@@ -91,10 +94,15 @@ def test_a_network_that_begins_at_zero_begins_as_its_shortcuts():
     assert net.classifier.weight.std() < 0.02 and not net.classifier.bias.any()
 
 
-def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match=r"model\.stem must be one of small, imagenet, not big"):
-        NormedResNet(3, 10, [1], 8, "big", False, EVONORM)
-    with pytest.raises(ValueError, match=r"model\.stem must be one of small, imagenet, not 32"):
-        MobileNetV2(3, 10, "32", EVONORM)
-    with pytest.raises(ValueError, match=r"model\.stages must be the number of blocks of each stage"):
-        NormedResNet(3, 10, [], 8, "small", False, EVONORM)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NormedResNet(3, 10, [1], 8, "big", False, EVONORM), "stem must be one of small, imagenet, not big"),
+        (lambda: MobileNetV2(3, 10, "32", EVONORM), r"model\.stem must be one of small, imagenet, not 32"),
+        (lambda: NormedResNet(3, 10, [], 8, "small", False, EVONORM), "stages must be the number of blocks"),
+        (lambda: EvoNormS0(4, groups=3, eps=1e-5), r"norm\.groups=3 does not divide 4 channels"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,4 +1,4 @@
-"""Parameter groups: who is in which, with every optimizer, and what a run makes of them."""
+"""Parameter groups: which parameters they contain, with every optimizer, and in runs."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def net():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
 
 
-def test_a_parameter_belongs_to_the_first_group_that_matches_its_name_or_its_module():
+def test_a_parameter_belongs_to_the_first_matching_group():
     model = net()
     groups = [
         {"parameters": ["*.bias"], "modules": ["*Norm*"], "weight_decay": 0.0},
@@ -39,7 +39,7 @@ def test_a_parameter_belongs_to_the_first_group_that_matches_its_name_or_its_mod
 
 
 @pytest.mark.parametrize("optim", ["sgd", "lars", "lars_cpd", "lamb", "adamw"])
-def test_every_optimizer_leaves_out_the_decay_where_a_group_says_so(optim):
+def test_groups_without_decay_apply_to_every_optimizer(optim):
     """With a gradient of zero, only decay moves a weight."""
     (run,) = plan(["exp=digits_bits", "format=fp32", "seed=0", f"optim={optim}", NO_DECAY]).runs
     parts = build(run.config, CPU)
@@ -60,7 +60,7 @@ def test_every_optimizer_leaves_out_the_decay_where_a_group_says_so(optim):
         ("[{parameters:['*'],lr:-1}]", r"parameter_groups: lr=-1 must be a number"),
     ],
 )
-def test_a_group_that_cannot_be_is_named(groups, message):
+def test_impossible_groups_are_refused(groups, message):
     (run,) = plan(["exp=digits_bits", "format=fp32", "seed=0", f"parameter_groups={groups}"]).runs
     with pytest.raises(BuildError, match=message):
         build(run.config, CPU)
@@ -69,12 +69,12 @@ def test_a_group_that_cannot_be_is_named(groups, message):
 @pytest.mark.parametrize(
     "groups", ["[{weight_decay:0}]", "[{parameters:'*.bias',weight_decay:0}]", "[{parameters:['*']}]", "5"]
 )
-def test_a_group_that_says_too_little_is_refused_before_anything_starts(groups):
+def test_incomplete_groups_are_refused_before_anything_starts(groups):
     with pytest.raises(ConfigError, match="parameter_groups"):
         plan(["exp=digits_bits", "format=fp32", "seed=0", f"parameter_groups={groups}"])
 
 
-def test_groups_are_part_of_a_run_and_none_leave_its_name_alone():
+def test_groups_are_part_of_the_identity_and_no_groups_keep_the_name():
     def hashed(*typed):
         (run,) = plan(["exp=digits_bits", "format=fp32", "seed=0", *typed]).runs
         without = {key: value for key, value in run.config.items() if key != "parameter_groups"}
@@ -88,7 +88,7 @@ def test_groups_are_part_of_a_run_and_none_leave_its_name_alone():
     "typed", [(), ("sync=gossip_dpsgd",), ("precision.update=e5m10", "precision.optimizer_state=e5m10")]
 )
 def test_a_run_trains_by_its_groups(make_run, train_here, typed):
-    """Shared weights, weights of each worker, and SGD in a format: what has a rate of 0 stays."""
+    """Shared weights, weights of each worker, and SGD in a format: weights with rate 0 do not change."""
     frozen = "parameter_groups=[{parameters:['features.0.*'],lr:0}]"
     digests = []
     for groups in (frozen, "parameter_groups=[]"):

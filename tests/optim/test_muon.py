@@ -1,4 +1,4 @@
-"""Muon beside AdamW: whose each parameter is, and that each moves as torch's own optimizer has it, bit for bit."""
+"""Muon with AdamW: which parameters each of them updates, and the same updates as torch's own, bit for bit."""
 
 import pytest
 import torch
@@ -12,13 +12,8 @@ from cpdrun.train.build import BuildError, build
 CPU = torch.device("cpu")
 TEXT = ("exp=transformer_bits_small", "format=fp32", "seed=0", "optim=muon")
 MUON = {
-    "lr": 0.02,
-    "momentum": 0.95,
-    "nesterov": True,
-    "weight_decay": 0.1,
-    "ns_steps": 5,
-    "adjust_lr_fn": "original",
-}
+    "lr": 0.02, "momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "ns_steps": 5, "adjust_lr_fn": "original"
+}  # fmt: skip
 ADAMW = {"lr": 0.003, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
 
 
@@ -36,7 +31,7 @@ def names_by_update(parts):
 
 
 @pytest.mark.parametrize(("model", "tied"), [("gpt", ()), ("llama", ("model.tied=false",))])
-def test_matrices_of_hidden_layers_are_muons_and_the_rest_adamws(model, tied):
+def test_muon_updates_matrices_of_hidden_layers_and_adamw_the_rest(model, tied):
     parts = parts_of(f"model={model}", *tied)
     found = names_by_update(parts)
     matrices = {n for n, p in parts.model.named_parameters() if p.dim() == 2 and n.startswith("blocks.")}
@@ -45,7 +40,7 @@ def test_matrices_of_hidden_layers_are_muons_and_the_rest_adamws(model, tied):
     assert ("head.weight" in found["adamw"]) == bool(tied)
 
 
-def test_each_part_moves_as_by_torchs_own_optimizer_and_goes_on_after_a_stop():
+def test_each_part_is_updated_as_by_torchs_optimizer_and_resumes():
     ends = []
     for stops in (False, True):
         parts = parts_of("model=llama")
@@ -77,7 +72,7 @@ def test_each_part_moves_as_by_torchs_own_optimizer_and_goes_on_after_a_stop():
     assert torch.equal(*ends)
 
 
-def test_a_parameter_group_goes_before_what_the_optimizer_says():
+def test_a_parameter_group_overrides_the_choice_of_the_optimizer():
     parts = parts_of(
         "model=llama",
         "parameter_groups=[{parameters:['blocks.0.*'],update:adamw},{modules:[RMSNorm],lr:0.5}]",
@@ -98,7 +93,7 @@ def test_a_parameter_group_goes_before_what_the_optimizer_says():
         (("sync=gossip_dpsgd", "sync.quasi_global_momentum=0.9"), "supports one lr, but optim=muon has two"),
     ],
 )
-def test_what_it_cannot_do_in_a_run_is_named(typed, message):
+def test_runs_that_muon_does_not_support_are_refused(typed, message):
     with pytest.raises((BuildError, ConfigError), match=message):
         parts_of(*typed)
 

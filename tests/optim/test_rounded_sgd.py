@@ -64,7 +64,7 @@ def test_in_fp16_it_is_half_precision_arithmetic_bit_for_bit(order, nesterov):
     assert np.array_equal(momentum.numpy(), v.astype(np.float32))
 
 
-def test_small_gradients_outlive_the_scale_when_it_is_divided_out_last():
+def test_small_gradients_survive_if_the_scale_is_divided_out_last():
     g = torch.full((8,), 2.0**-26)  # nothing in fp16; 2^-16 in units of a loss scaled by 2^10
     settings = SETTINGS | {"weight_decay": 0.0, "lr": 1.0, "momentum": 0.99}
     moved = {}

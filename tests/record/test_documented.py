@@ -1,4 +1,4 @@
-"""docs/record.md is what others write our files by: it has every key and every file, and no other."""
+"""docs/record.md documents exactly the keys and files of the record, because other tools follow it."""
 
 import re
 from dataclasses import MISSING, fields
@@ -49,7 +49,7 @@ def rows(heading):
 
 
 @pytest.mark.parametrize("heading", ENTRIES)
-def test_every_field_of_the_record_is_documented_and_which_are_needed(heading):
+def test_every_field_of_the_record_is_documented_with_its_need(heading):
     entry = ENTRIES[heading]
     names = getattr(entry, "KEYS", {})
     wanted = {
@@ -71,7 +71,7 @@ def test_the_other_files_are_documented_too():
     assert re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)[-1] == str(VERSION)
 
 
-def test_what_is_asked_is_documented(tmp_path):
+def test_the_question_of_a_search_is_documented(tmp_path):
     question = ask(
         [f"results_dir={tmp_path}", "name=ours", "format=fp32,e4m3", "aps=false", "search.most_seeds=3"]
     )
@@ -93,7 +93,7 @@ def test_every_file_is_named():
     assert len(names) > 12 and not [name for name in names if name not in PAGE]
 
 
-def test_what_does_not_tell_runs_apart_is_named():
+def test_settings_that_do_not_distinguish_runs_are_named():
     from cpdrun.config.identity import NOT_IDENTITY
 
     part = PAGE.split("Every other key is a setting")[1].split("\n## ")[0]

@@ -1,4 +1,4 @@
-"""The outcomes of single test examples in a record: what is written is read, and nothing else is."""
+"""The outcomes of single test examples in a record are read back, and files that do not fit are refused."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(run):
     assert found.unpack().tolist() == RIGHT
 
 
-def test_the_documented_header_is_the_one_that_is_written(run):
+def test_the_documented_header_is_written(run):
     write_example_outcomes(run, OURS)
     part = DOCUMENTED.read_text().split("## `example_outcomes.bin`\n", 1)[1].split("\n## ", 1)[0]
     keys = re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Digests of code and data: the same for the same, others after a change, and who was trained with what."""
+"""Digests of code and data, and what changed since a run was trained."""
 
 import os
 
@@ -10,7 +10,7 @@ from cpdrun.record.fingerprint import changes_since, code_digest, data_digest, f
 
 @pytest.fixture(autouse=True)
 def look_anew():
-    """A process looks at each file once; these tests change them between looks."""
+    """Forget cached digests: a process reads each file once, and these tests change files."""
 
     def forget():
         for kept in (file_digest, data_digest, own_digest):
@@ -47,25 +47,20 @@ def project(tmp_path):
     return tmp_path
 
 
-def test_nothing_changed(project, look_anew):
-    env = env_of(project)
-    look_anew()
-    assert changes_since(env, config_of(project)) == [] and env_of(project) == env
-
-
 @pytest.mark.parametrize(
-    ("file", "content", "named"),
+    ("file", "content", "changed"),
     [
-        ("mine.py", "width = 8\n", "mine"),
-        ("data/train/a.bin", "abd", "data"),
-        ("data/train/b.bin", "", "data"),
+        ("mine.py", "width = 4\n", []),
+        ("mine.py", "width = 8\n", ["mine"]),
+        ("data/train/a.bin", "abd", ["data"]),
+        ("data/train/b.bin", "", ["data"]),
     ],
 )
-def test_a_change_is_named(project, look_anew, file, content, named):
+def test_changes_are_named(project, look_anew, file, content, changed):
     env = env_of(project)
     (project / file).write_text(content)
     look_anew()
-    assert changes_since(env, config_of(project)) == [named]
+    assert changes_since(env, config_of(project)) == changed and (env_of(project) == env) == (not changed)
 
 
 def test_the_same_run_in_another_folder_of_data_is_noticed(project, look_anew):
@@ -83,20 +78,21 @@ def test_another_cpdrun_is_named(project, monkeypatch):
     assert changes_since(env, {}) == ["cpdrun"]
 
 
-def test_what_is_gone_and_what_is_garbage_is_not_compared(project, look_anew):
+def test_missing_files_and_damaged_entries_are_not_compared(project, look_anew):
     env = env_of(project)
     (project / "mine.py").unlink()
     (project / "data").rename(project / "elsewhere")
     look_anew()
     assert changes_since(env, config_of(project)) == []
-    for garbage in (
+    entries = (
         None,
         [],
         {"code": 3},
         {"code": {"mine": 3}},
         {"data_path": 7},
         {"code": {"mine": {"file": 1}}},
-    ):
+    )
+    for garbage in entries:
         assert changes_since(garbage, config_of(project)) == []
 
 

@@ -40,16 +40,18 @@ def run(tmp_path):
     return RunDir(tmp_path)
 
 
-def test_json_is_strict_and_whole(tmp_path):
+def test_json_is_strict_and_complete(tmp_path):
     path = tmp_path / "x.json"
     write_json(path, {"loss": float("nan"), "list": [float("inf"), 1.5]})
-    assert read_json(path) == {"loss": None, "list": [None, 1.5]}
+    assert json.loads(path.read_text()) == read_json(path) == {"loss": None, "list": [None, 1.5]}
+    (tmp_path / "ordinary").touch()  # with the permissions of the umask
+    assert path.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
     path.write_text('{"half": ')
     assert read_json(path) is None
     assert read_json(tmp_path / "absent") is None
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path):
     path = tmp_path / "x.json"
     write_json(path, 1)
     with pytest.raises(TypeError):
@@ -60,18 +62,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_lines_cut_short_by_a_kill_are_passed_over(tmp_path):
+def test_incomplete_and_damaged_lines_are_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    assert list(read_json_lines(path)) == []
     append_json_line(path, {"epoch": 1})
     with path.open("a") as file:
-        file.write('{"epoch": 2, "tr')
-    assert list(read_json_lines(path)) == [{"epoch": 1}]
-    assert list(read_json_lines(tmp_path / "absent")) == []
-
-
-def test_a_line_after_one_cut_short_is_read(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"epoch": 1}\n{"epoch": 2, "tr')
+        file.write('{"epoch": 2, "tr')  # the writer was killed
     append_json_line(path, {"epoch": 3})
     path.write_bytes(path.read_bytes() + b"\xff\n5\n")
     assert [row["epoch"] for row in read_json_lines(path)] == [1, 3]
@@ -142,14 +138,7 @@ def test_sweeps_are_found_by_name_folder_or_date(tmp_path, monkeypatch):
         find_sweeps(["odl"])
 
 
-def test_files_are_plain_json_and_open_to_those_whom_the_umask_allows(tmp_path):
-    write_json(tmp_path / "a.json", {"x": 1})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
-    (tmp_path / "ordinary").touch()
-    assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
-
-
-def test_what_is_damaged_or_of_another_version_takes_its_default(run):
+def test_damaged_and_unknown_fields_take_their_defaults(run):
     write_json(
         run.done,
         {
@@ -176,40 +165,28 @@ def test_what_is_damaged_or_of_another_version_takes_its_default(run):
     assert list(run.rows()) == [EpochRow(1, metrics={"train_loss": None})]
     odd = f'"metrics": {{"a": NaN, "b": 1e999}}, "wall_seconds": -Infinity, "train_seconds": {10**400}'
     run.done.write_text(f'{{"status": "finished", {odd}}}')
-    assert run.result() == Result(Ending.FINISHED, {"a": None, "b": None}), "nobody prints or adds up these"
+    assert run.result() == Result(Ending.FINISHED, {"a": None, "b": None})
 
 
-def test_entries_are_written_field_by_field_as_they_always_were():
+def test_entries_are_written_with_the_same_fields_in_the_same_order():
     row = EpochRow(2, 20, {"train_loss": 0.5, "test_accuracy": 0.75}, 0, {"conv": {"max": 1}}, 1.5)
-    assert list(row.as_json()) == [
-        *("epoch", "step", "train_loss", "test_accuracy", "nonfinite_gradients", "layers", "train_seconds")
-    ]
     assert EpochRow.read(row.as_json()) == row
-    assert list(EpochRow(0).as_json()) == ["epoch", "step", "train_seconds"]
-    assert list(Result(Ending.FINISHED, train_seconds=0.5, wall_seconds=1.0).as_json()) == [
-        *(
-            "status",
-            "metrics",
-            "measures",
-            "judged_by",
-            "best",
-            "test_samples",
-            "num_classes",
-            "train_seconds",
+    for entry, fields in (
+        (row, "epoch step train_loss test_accuracy nonfinite_gradients layers train_seconds"),
+        (EpochRow(0), "epoch step train_seconds"),
+        (
+            Result(Ending.FINISHED, train_seconds=0.5, wall_seconds=1.0),
+            "status metrics measures judged_by best test_samples num_classes train_seconds memory wire topology "
+            "weights_sha256 wall_seconds record",
         ),
-        *("memory", "wire", "topology"),
-        *("weights_sha256", "wall_seconds", "record"),
-    ]
-    keys = ["outcome", "exit_code", "rank", "reason", "attempt", "started", "ended"]
-    assert list(Outcome(Ending.FAILED, attempt=1, started=1.0, ended=2.0).as_json()) == keys
-    assert list(Where().as_json()) == ["host", "pid", "slurm_job", "started", "from_epoch"]
-    assert list(Progress(1, 2, 0.5, 3, 4.0).as_json()) == [
-        "epoch",
-        "step",
-        "test_accuracy",
-        "epochs",
-        "updated",
-    ]
+        (
+            Outcome(Ending.FAILED, attempt=1, started=1.0, ended=2.0),
+            "outcome exit_code rank reason attempt started ended",
+        ),
+        (Where(), "host pid slurm_job started from_epoch"),
+        (Progress(1, 2, 0.5, 3, 4.0), "epoch step test_accuracy epochs updated"),
+    ):
+        assert list(entry.as_json()) == fields.split()
 
 
 def test_temporary_files_of_killed_writers_are_removed_at_the_next_start(run):
@@ -231,7 +208,7 @@ def test_any_characters_may_be_in_results_dir(tmp_path, name):
         assert find_sweeps([f"results_dir={typed}"]) == [made.directory]
 
 
-def test_a_name_that_no_file_system_takes_is_no_sweep(tmp_path):
+def test_a_name_that_no_file_system_allows_is_not_found(tmp_path):
     with pytest.raises(NotFoundError):
         find_sweeps(["x" * 300, f"results_dir={tmp_path}"])
 
@@ -248,7 +225,7 @@ def test_a_run_is_not_trained_outside_of_its_sweep(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["lock", "preempt"])
-def test_nothing_is_made_through_a_link(run, tmp_path, place):
+def test_nothing_is_created_through_a_link(run, tmp_path, place):
     outside = tmp_path / "outside"
     getattr(run, place).symlink_to(outside)
     with pytest.raises(OSError, match=r"link|regular"):

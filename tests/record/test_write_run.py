@@ -106,10 +106,7 @@ def test_the_example_of_its_docstring_runs(tmp_path, monkeypatch):
 WRONG = [
     ({"format": "float32", "bits": 32}, "format='float32' is called 'fp32' in cpdrun"),
     ({"format": "bfloat16"}, "unknown format 'bfloat16' (did you mean 'bf16'?)"),
-    (
-        {"format": "af4"},
-        "unknown format 'af4'. A format of another tool needs the number of bits per value",
-    ),
+    ({"format": "af4"}, "unknown format 'af4'. A format of another tool needs the number of bits per value"),
     ({"format": "evil.F"}, "unknown format 'evil.F'. A format of another tool needs the number of bits"),
     ({"format": "e4m3", "bits": 4}, "bits=4, but e4m3 has 8"),
     ({"format": "af4", "bits": "4"}, "bits='4' must be a number"),
@@ -126,33 +123,21 @@ WRONG = [
     ({"metrics": {}}, "metrics={} must have a metric"),
     ({"metrics": 0.97}, "metrics=0.97 must have a metric"),
     ({"metrics": {"test_accuracy": "0.97"}}, "test_accuracy='0.97' must be a number, e.g. float(...)"),
-    (
-        {"metrics": {"test_accuracy": math.nan}},
-        "test_accuracy=nan must be finite; leave out a metric",
-    ),
+    ({"metrics": {"test_accuracy": math.nan}}, "test_accuracy=nan must be finite; leave out a metric"),
     ({"metrics": {"test_accuracy": None}}, "test_accuracy=None must be finite"),
     ({"metrics": {"test_loss": 10**400}}, "must be finite"),
-    (
-        {"metrics": {"test_accuracy": 97.0}},
-        "test_accuracy=97 must be a share from 0 to 1, e.g. 0.97 for 97 %",
-    ),
+    ({"metrics": {"test_accuracy": 97.0}}, "test_accuracy=97 must be a share from 0 to 1, e.g. 0.97 for 97 %"),
     ({"metrics": {"psnr": 30}}, "is a higher psnr better? Pass directions={'psnr': 'higher'}, or lower"),
-    (
-        {"metrics": {"psnr": 30}, "directions": {"psnr": "up"}},
-        "directions has 'up' for psnr; allowed: higher, lower",
-    ),
+    ({"metrics": {"psnr": 30}, "directions": {"psnr": "up"}}, "directions has 'up' for psnr; allowed: higher, lower"),
     ({"metrics": {"f1": 55}, "directions": {"f1": "share"}}, "f1=55 must be a share from 0 to 1"),
-    ({"directions": {"test_accuracy": "lower"}}, "a higher test_accuracy is better; give a metric"),
+    ({"directions": {"test_accuracy": "lower"}}, "a higher test_accuracy is better. For a metric"),
     ({"directions": ["higher"]}, "directions=['higher'] must be a mapping"),
     ({"judged_by": "val_loss"}, "judged_by='val_loss' is not a metric of this run; allowed: test_accuracy"),
     ({"config": {"seed": 1}}, "config has 'seed', which is a separate argument"),
     ({"config": {"norm": "layer"}}, "config has 'norm', which cpdrun does not use to distinguish runs"),
     ({"config": {"case": "a"}}, "config has 'case', which cpdrun does not use to distinguish runs"),
     ({"config": {"scaling": "x"}}, "config has 'scaling', which has a meaning only with aps=True"),
-    (
-        {"config": {"run:state": "done"}},
-        "config has the key 'run:state'; keys must be printable text without a colon",
-    ),
+    ({"config": {"run:state": "done"}}, "config has the key 'run:state'; keys must be printable text without a colon"),
     ({"config": {1: 2}}, "config has the key 1; keys must be"),
     ({"config": {"model": object}}, "config.model is a type; allowed are text, numbers"),
     ({"config": {"lr": math.nan}}, "config.lr=nan must be finite"),
@@ -168,7 +153,7 @@ WRONG = [
     ({"rows": [{"epoch": 1, "lr": "x"}]}, "lr='x' must be a number"),
     ({"test_samples": 0}, "test_samples=0 must be at least 1"),
     ({"env": {"torch": object()}}, "env.torch is a object"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=range(len(WRONG)))

@@ -98,7 +98,7 @@ def test_a_split_chunk_of_workers_with_separate_weights_is_an_error(digits):
     two = Objective(SeparateModels(convnet(), Workers(2 * CHUNK, 0, 2)), batches, TASK)
     assert ChunkedGradients(two).fetched_workers == range(CHUNK)
     split = Objective(SeparateModels(convnet(), Workers(2 * CHUNK, 0, 4)), batches, TASK)
-    with pytest.raises(UserError, match=r"emulation=chunked: .* nproc=4 it has 8; take a smaller nproc"):
+    with pytest.raises(UserError, match=r"emulation=chunked: .* nproc=4 it has 8. Set a smaller nproc"):
         ChunkedGradients(split)
 
 

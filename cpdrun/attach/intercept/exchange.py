@@ -209,7 +209,7 @@ class GradientExchange:
     def __init__(self, settings: ExchangeSettings, script: Script) -> None:
         self.settings, self.script = settings, script
         self.passes: int | None = (
-            None  # the number of backward passes before the first step. None: not counted.
+            None  # the number of backward passes before the first step, or None if they are not counted
         )
 
     def backward_pass(self) -> AbstractContextManager[None]:

@@ -2,8 +2,7 @@
 
 Gradients are rounded at the first of these calls after a backward pass:
 
-    torch.nn.utils.clip_grad_norm_ and similar     Before the call, so that the norm is that of the rounded gradients,
-    as
+    torch.nn.utils.clip_grad_norm_ and similar     Before the call. The norm is then that of the rounded gradients, as
                                                    in the built-in loop.
     GradScaler.unscale_                            Before the call, so that scaled gradients are rounded, as with DDP.
     optimizer.step()                               Before the step. With a closure, after each call of the closure.

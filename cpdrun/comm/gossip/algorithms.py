@@ -90,7 +90,7 @@ class Choco(Gossip):
         return weights
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the names of the copies x^_i and of their weighted sums s_i."""
+        """Return the names under which `memory` contains the copies x^_i and their weighted sums s_i."""
         return "copy", "mean_copy"
 
     def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:
@@ -129,7 +129,7 @@ class DeepSqueeze(Gossip):
         self.eta = checked_eta(eta)
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the name of the compression errors."""
+        """Return the name under which `memory` contains the compression errors."""
         return ("lacking",)
 
     def mix(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
@@ -170,7 +170,7 @@ class PushSum(Gossip):
         return topology.push_matrices(world_size)
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the name of the numerators x_i."""
+        """Return the name under which `memory` contains the numerators x_i."""
         return ("numerator",)
 
     def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:

@@ -110,7 +110,7 @@ class Topology:
         """Return the mixing matrix W (N, N), float64, of each round.
 
         Raises:
-            ValueError: A matrix is not doubly stochastic, or together they do not connect all workers.
+            ValueError: A matrix is not doubly stochastic, or the matrices together do not connect all workers.
         """
         weights = [self._mixed(without_oneself(senders)) for senders in self.rounds(N)]
         if N > 1 and mean_gap(weights) < TOLERANCE:

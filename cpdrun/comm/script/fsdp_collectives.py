@@ -72,10 +72,14 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         return recording
 
     def reduced(self, numel: int, ranks: int) -> list[Any]:
-        """Return the parameters whose gradients are in a buffer with `numel` padded values.
+        """Return the parameters whose gradients are in a reduced buffer.
+
+        Args:
+            numel: The number of values in the buffer, including padding.
+            ranks: The number of ranks.
 
         Raises:
-            ValueError: The parameters cannot be determined.
+            ValueError: The padded parameters do not have `numel` values in total.
         """
         params = self.trainable() if self._with_gradients is None else self._with_gradients
         if sum(padded_numel(p._orig_size, ranks) for p in params) * ranks != numel:

@@ -42,7 +42,8 @@ from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 from cpdrun.comm.wire.message_layout import Layout, PackedSlice, Sharding, Slice
 from cpdrun.comm.wire.transport import Transport, transport_for
 
-SEGMENT_VALUES = 512 * 1024  # Smaller segments mean more messages; larger ones mean less overlap.
+# The number of values of a segment. Smaller segments need more messages. With larger ones, the stages overlap less.
+SEGMENT_VALUES = 512 * 1024
 LAG = 2  # the number of segments by which each stage follows the stage before
 
 layout_of = lru_cache(maxsize=512)(Layout)  # DDP needs one layout per bucket.

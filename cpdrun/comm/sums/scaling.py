@@ -103,7 +103,7 @@ class Shifts:
 
     @property
     def needs_agreement(self) -> bool:
-        """Whether ranks exchange magnitudes."""
+        """Whether ranks must exchange magnitudes to agree on a shift."""
         return self.magnitudes.needs_agreement
 
     def of_level(

@@ -80,7 +80,7 @@ def _missing_ranks(me: int, group: dist.ProcessGroup | None, *, late: bool) -> t
         hang_up([peer for peer in ranks if peer != me], group)
         time.sleep(LINGER_S)
         return missing, LATE.encode() in signed.values()
-    except RuntimeError:  # The store is lost. Without a launcher, rank 0 contains the store.
+    except RuntimeError:  # The process that contains the store has ended. Without a launcher, that is rank 0.
         return [0], False
 
 

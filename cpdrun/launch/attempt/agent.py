@@ -334,7 +334,7 @@ def parser(prog: str, about: str) -> argparse.ArgumentParser:
         metavar="K",
         help="further attempts after a signal killed a rank; they come before --retries",
     )
-    known = "number of attempts at assignment; if another launcher fails in a later attempt, do not try again"
+    known = "number of attempts when the run was assigned; if another launcher fails later, do not try again"
     parser.add_argument("--known", type=int, metavar="N", help=known)
     return parser
 

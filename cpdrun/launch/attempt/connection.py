@@ -19,9 +19,9 @@ from typing import IO, Any
 from cpdrun.config.script import is_script
 
 ENGINE = "cpdrun.train.engine"
-# The modules whose function `run_rank` runs a rank, for cpdrun's own training loop and for a user's script.
+# The modules whose function `run_rank` runs a rank of cpdrun's own training loop, and of a user's script.
 RANK, SCRIPT_RANK = "cpdrun.train.rank", "cpdrun.attach.rank"
-# The modules whose function `check` checks whether runs can start, for cpdrun's own training loop and for a script.
+# The modules whose function `check` checks whether runs of cpdrun's own training loop, and runs of a script, can start.
 CHECKER, SCRIPT_CHECKER = (
     "cpdrun.train.preflight.check",
     "cpdrun.attach.runner",

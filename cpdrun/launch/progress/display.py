@@ -195,7 +195,7 @@ class Display:
 def print_summary(console: Console, sweep: SweepDir, summary: Summary) -> None:
     """Print the failures of a launch and the number of runs that ended in each way.
 
-    Each reason for a failure is printed once, with the end of a log.
+    Each reason for a failure is printed once, with the last lines of the log of one such run.
     """
     full = sum(DISK_FULL in failed.reason for failed in summary.failed)
     runs_of: dict[str, list[RunDir]] = {}

@@ -34,8 +34,8 @@ from cpdrun.record import (
 from cpdrun.shell.sanitize import visible
 
 WATCH_S = 2.0
-# Watching ends if no run has been in progress for this time. Before the first run and between two runs, some seconds
-# without a run are normal.
+# Watching ends if no run has been in progress for this number of seconds. A few seconds without a run are normal before
+# the first run and between two runs.
 IDLE_S = 20.0
 LONGEST_NAME = 60  # Longer names are shortened, so that there is room for the other columns.
 LONGEST_VALUE = 14  # Longer values of an axis are shortened if there is no room.

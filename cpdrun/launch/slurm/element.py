@@ -29,7 +29,7 @@ class Element(Agent):
         self.out_of_time = False
 
     def time_is_up(self, *_: Any) -> None:
-        """Handle SIGUSR1: ask the ranks to save and stop. After that, the element is requeued."""
+        """Handle SIGUSR1 by asking the ranks to save and stop. The element is then requeued."""
         self.out_of_time = True
         self.stop()
 

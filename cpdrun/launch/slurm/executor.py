@@ -134,7 +134,7 @@ class SlurmExecutor(Executor):
         self._polled = time.monotonic()
         try:
             queue = elements_in_queue(sorted({element.split("_")[0] for element in self._jobs}))
-        except LaunchError:  # The controller may be restarting. It does not lose jobs.
+        except LaunchError:  # Slurm's controller may be restarting, in which case no jobs are lost.
             self._unanswered += 1
             if self._unanswered > PATIENCE:
                 raise

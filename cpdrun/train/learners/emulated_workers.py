@@ -96,7 +96,7 @@ class SharedModel(EmulatedWorkers):
             _broadcast_from_rank_0(self.buffers)
 
     def stacked(self, workers: range) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the shared parameters, and a copy of the buffers for each worker."""
+        """Return the shared parameters, and the buffers with one copy per worker."""
         W = len(workers)
         parameters = {name: p.detach() for name, p in trainable(self.model).items()}
         return parameters, {name: b.expand(W, *b.shape).clone() for name, b in self.model.named_buffers()}
@@ -175,7 +175,7 @@ class SeparateModels(EmulatedWorkers):
         }
 
     def load_worker_state(self, w: int, state: dict[str, list[Tensor]]) -> None:
-        """Load what `worker_state` returned."""
+        """Load the state that `worker_state` returned."""
         with torch.no_grad():
             _copy(self.parameters[w], state["weights"])
             _copy([stack[w] for stack in self.buffers_BxW], state["buffers"])
@@ -185,7 +185,7 @@ class SeparateModels(EmulatedWorkers):
             slot.data = value
 
     def _mean(self, stack: Tensor) -> Tensor:
-        """Return the mean over the N workers, summed in float64 in their order. Collective."""
+        """Return the mean over the N workers, summed in float64 in the order of the workers. Collective."""
         total = torch.zeros(stack.shape[1:], dtype=torch.float64, device=stack.device)
         first = self.workers.local.start
         for worker in range(self.workers.world_size):

@@ -213,7 +213,7 @@ class ChunkedGradients(BatchedGradients):
         if objective.emulated.separate_weights and len(self.fetched_workers) > W:
             raise UserError(
                 f"emulation=chunked: one process must emulate {CHUNK} workers with separate weights, and with "
-                f"nproc={objective.workers.ranks} it has {W}; take a smaller nproc or emulation=exact"
+                f"nproc={objective.workers.ranks} it has {W}. Set a smaller nproc or emulation=exact"
             )
         # The memory layout must always be the same, so that later sums do not depend on the split of the workers.
         self.gradients_WxP = [p.new_empty(W, *p.shape) for p in parameters]
@@ -228,7 +228,7 @@ class ChunkedGradients(BatchedGradients):
         first_buffers: dict[str, Tensor] = {}
         for number, workers in self.passes.items():
             losses_W, gradients_WxP, buffers_W = self._pass(number, index_NxB, step)
-            first_buffers = first_buffers or buffers_W  # the first pass contains worker 0, if this rank does
+            first_buffers = first_buffers or buffers_W  # Only the first pass can contain worker 0.
             start, stop = max(mine.start, workers.start), min(mine.stop, workers.stop)
             own = slice(start - workers.start, stop - workers.start)
             targets = [stack[start - mine.start : stop - mine.start] for stack in self.gradients_WxP]

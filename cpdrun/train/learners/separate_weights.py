@@ -62,13 +62,13 @@ class SeparateWeights(Learner):
         """Raise ValueError if the precision needs shared weights. `who` describes the workers in the message."""
         if precision.rounds_weights:
             raise ValueError(
-                f"{precision.rounds_weights}: {who} keep float32 weights; take precision=fp32, or int8, "
-                "which rounds them where they are used"
+                f"{precision.rounds_weights}: {who} keep float32 weights. Set precision=fp32, or precision=int8, "
+                "which rounds weights only in products"
             )
         if precision.remembers:
             raise ValueError(
-                f"{precision.remembers}: {who} have no common steps for a history of scales; take formats "
-                "with scales of the current tensor, as in recipe=fp8_tensorwise"
+                f"{precision.remembers}: {who} have no common steps for a history of scales. Use formats with scales "
+                "of the current tensor, as in recipe=fp8_tensorwise"
             )
 
     def step_workers(
@@ -121,7 +121,7 @@ class SeparateWeights(Learner):
         return self.workers.gather(mine)
 
     def load_workers_state(self, state: dict[int, dict[str, Any]]) -> None:
-        """Load what `workers_state` returned."""
+        """Load the state that `workers_state` returned."""
         for w, worker in enumerate(self.workers.local):
             self.models.load_worker_state(w, state[worker])
             self.optimizer_steps[w].load_state_dict(state[worker])
@@ -203,7 +203,8 @@ class GossipWeights(SeparateWeights):
     def evaluate(self) -> Evaluation:
         """Evaluate each worker and the averaged model.
 
-        The result has no outcomes of examples, because the metric is a mean over models with different answers.
+        The result does not contain the outcome of each example, because the metric is a mean over models that may
+        disagree about an example.
         """
         alone = Workers(1)
         mine = []
@@ -247,7 +248,7 @@ class GossipWeights(SeparateWeights):
         return {"workers": self.workers_state(), "sync": self.gossip.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.load_workers_state(state["workers"])
         self.gossip.load_state_dict(state["sync"])
 
@@ -319,7 +320,7 @@ class LocalWeights(SeparateWeights):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.load_workers_state(state["workers"])
         self.outer.load_state_dict(state["sync"])
         self.look_due, self.layers = state["statistics"]["due"], state["statistics"]["layers"]

@@ -99,7 +99,7 @@ class SharedWeights(Learner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.parts.model.load_state_dict(state["model"])
         self.optimizer_step.load_state_dict(state)
         self.parts.sync.load_state_dict(state["sync"])
@@ -122,7 +122,8 @@ class ShardedWeights(SharedWeights):
         super().__init__(config, parts, workers, device)
         if self.model_workers:
             raise BuildError(
-                "sync=sharded: workers that share a model already hold parts of it; take sync=all_reduce"
+                "sync=sharded is not supported if the workers share a model, because each worker already has only a "
+                "part of it. Set sync=all_reduce"
             )
         self.weights, self.sync = list(trainable(parts.model).values()), parts.sync
         self.owned = self.sync.begin(self.weights)
@@ -151,13 +152,13 @@ class ShardedWeights(SharedWeights):
         is_known = optimizer.__module__.startswith("torch.optim") and optimizer.__name__ in ELEMENTWISE
         if not (is_known or getattr(optimizer, "elementwise", False)):
             raise ValueError(
-                f"optim: {optimizer.__name__} needs whole layers, but with sync=sharded a worker has a part of each; "
-                "take optim=sgd or adamw, or sync=all_reduce"
+                f"optim: {optimizer.__name__} needs whole layers, but with sync=sharded, a worker has only a part of "
+                "each layer. Set optim=sgd or adamw, or sync=all_reduce"
             )
         if (name := precision.state_with_scales) is not None:
             raise ValueError(
-                f"precision.optimizer_state={name} has scales that several elements share, which sync=sharded would "
-                "split; take a format without scales"
+                f"precision.optimizer_state={name} has scales for blocks of elements, which sync=sharded would divide. "
+                "Use a format without scales"
             )
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
@@ -231,7 +232,7 @@ class ShardedWeights(SharedWeights):
         return [{k: torch.cat([part[k] for part in of_layer]) for k in of_layer[0]} for of_layer in by_layer]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.parts.model.load_state_dict(state["model"])
         order = self._parameter_ids()
         optimizer = dict(state["optimizer"])

@@ -48,7 +48,7 @@ class LossScale:
         return {"loss_scale": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.value = state["loss_scale"]
 
 
@@ -78,7 +78,7 @@ class DynamicLossScale(LossScale):
         return {"loss_scale": self.value, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.value, self.good_steps = state["loss_scale"], state["good_steps"]
 
 
@@ -182,7 +182,7 @@ class Precision:
         return self.loss_scale.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.loss_scale.load_state_dict(state)
 
 

@@ -132,7 +132,7 @@ class Float32Weights:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
 
 
 class MasterWeights(Float32Weights):
@@ -166,7 +166,7 @@ class MasterWeights(Float32Weights):
         return {"masters": self.masters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.masters = state["masters"]
 
 
@@ -206,7 +206,7 @@ class FormatWeights(Float32Weights):
         return {"updates": self.update.updates, "compensations": self.update.compensations}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         self.update.updates, self.update.compensations = state["updates"], state["compensations"]
 
 

@@ -201,7 +201,7 @@ class Formats(Precision):
         return super().state_dict() | self.weights.state_dict() | histories
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state that `state_dict` returned."""
         super().load_state_dict(state)
         self.weights.load_state_dict(state)
         self.placement.load_state_dict(state.get("histories", {}))

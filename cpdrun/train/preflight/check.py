@@ -1,8 +1,8 @@
-"""Find, before anything is started, the reasons why a run would fail before its first step.
+"""Check, before any process is started, whether a run would fail before its first step.
 
-A model and data that do not fit each other may train nevertheless, and give wrong results. For example, the
-cross-entropy of float targets and one output is exactly 0, and a head with 1,000 outputs learns 10 classes more slowly.
-Therefore the first sample is checked, for classes of cpdrun and of the user alike.
+A model and data that do not match may train without an error, but with wrong results. For example, the cross-entropy of
+float targets and a single output is always 0, and a head with 1,000 outputs learns 10 classes more slowly. Therefore
+the first sample is checked, both for cpdrun's own models and datasets and for the user's.
 """
 
 import json

@@ -20,7 +20,8 @@ from torch import nn
 
 LAYOUT = 2  # the version of the contents. Increase it when the name or the form of a part changes.
 CHUNK_BYTES = 1 << 20
-SEAL_BYTES = 2048  # the largest size of a seal. JSON may escape the at most 255 bytes of a name to 1,530.
+# The largest size of a seal. A name has at most 255 bytes, which JSON may escape to 1,530.
+SEAL_BYTES = 2048
 LENGTH_BYTES = 2  # size of the field before the comment that contains its length
 
 

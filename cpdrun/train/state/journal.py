@@ -47,7 +47,10 @@ class Journal:
         config: Mapping[str, Any],
         products: Mapping[str, list[str]] | None,
     ) -> None:
-        """Write env.json: versions, machine, device, dataset, code, and the products that rules do not apply to."""
+        """Write env.json.
+
+        It describes the versions, machine, device, dataset and code, and lists the products without precision rules.
+        """
         if self.writes:
             write_environment(self.run, device, data, config, products)
 

@@ -24,11 +24,13 @@ import torch
 
 from cpdrun.record import Lost
 
-OVERHEAD = (
-    0.02  # the share of time for checkpoints in memory. With less, more steps are lost when a rank dies.
-)
+# The share of training time that checkpoints in memory may use. With a smaller share, checkpoints are less frequent,
+# and more steps are lost when a rank dies.
+OVERHEAD = 0.02
 FIRST_S = 0.05  # the delay before the first checkpoint, whose duration is not known yet
-FIRST_OVERHEAD = 0.2  # the share of time after the first checkpoint of a process, which takes longer
+# The share that is used instead of OVERHEAD after the first checkpoint of a process, which takes longer than later
+# ones.
+FIRST_OVERHEAD = 0.2
 HISTORY = 3  # the number of durations on which the estimate is based
 SLOTS = 2
 NONE = -1

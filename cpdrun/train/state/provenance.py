@@ -151,7 +151,10 @@ def _is_installed(path: Path, roots: tuple[str, ...]) -> bool:
 
 
 def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
-    """Return the path of the data: the one that the dataset states, or an existing path among its settings."""
+    """Return the path of the data.
+
+    This is the path that the dataset reports, or else the first of its settings that is an existing path.
+    """
     stated = getattr(data, "path", None)
     settings = config.get("data") or {}
     places = (

@@ -1,17 +1,21 @@
-"""For how many inputs do other libraries round differently from custom_fp?
+"""Count the inputs that other libraries round differently from custom_fp.
 
     python scripts/research/formats/compare_formats.py --output results/reference/numerics/comparison.md
 
-Inputs are all 65,536 float16 values; the float32 boundaries of each format, which are every value, every midpoint of
-neighbors, and the value that would follow the largest, each with the adjacent float32 numbers; and zeros, subnormals,
-infinities and NaN (custom_fp/vectors/inputs.py). The rounding of a number does not change between these boundaries.
-torch, ml_dtypes and gfloat are compared if they are installed, and QPyTorch if Python finds it (PYTHONPATH=<an unpacked
-qtorch 0.3.0>, which compiles itself). With --cpd FOLDER, CPD is compared, too. FOLDER must contain a copy of
-github.com/drcut/CPD. g++ compiles its cast in a temporary folder, without CUDA's keywords.
+The inputs (custom_fp/vectors/inputs.py) are
 
---blocks N adds N * 2**24 float32 numbers, in evenly spaced blocks. 256 blocks are all 2**32 numbers. torch and
-ml_dtypes take about 7 s of one core for a block, and half an hour for all blocks. gfloat is not compared on blocks,
-because it is much slower.
+- all 65,536 float16 values,
+- the float32 boundaries of each format, each with the adjacent float32 numbers. The boundaries are every value, every
+  midpoint of neighbors, and the value that would follow the largest. Between boundaries, the result does not change.
+- zeros, subnormals, infinities and NaN.
+
+torch, ml_dtypes and gfloat are compared if they are installed. QPyTorch is compared if Python finds it
+(PYTHONPATH=<an unpacked qtorch 0.3.0>, which compiles itself). CPD is compared with --cpd FOLDER, where FOLDER is a
+copy of github.com/drcut/CPD. g++ compiles CPD's cast in a temporary folder, without CUDA's keywords.
+
+--blocks N adds N * 2**24 float32 numbers, in evenly spaced blocks. 256 blocks are all 2**32 numbers. The comparison of
+torch and ml_dtypes takes about 7 s of one core per block, and half an hour for all blocks. gfloat is not compared on
+blocks, because it is much slower.
 """
 
 import argparse
@@ -219,7 +223,7 @@ def main() -> None:
         default=0,
         choices=range(257),
         metavar="N",
-        help="blocks of 2**24 float32 numbers",
+        help="number of blocks of 2**24 float32 numbers to compare (default: 0)",
     )
     parser.add_argument("--output", type=Path, help="write the table to this file as well")
     options = parser.parse_args()

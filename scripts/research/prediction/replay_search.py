@@ -52,7 +52,12 @@ FIRST_SEED = 0  # the seed of the baseline's run on which a prediction is based
 
 @dataclass(frozen=True)
 class Grid:
-    """Recorded values. `values` contains the metric of each cell for seeds 0, 1, 2 and so on. A diverged run is NaN."""
+    """The recorded metrics of a grid.
+
+    Attributes:
+        ladders: The ladders of formats.
+        values: For each cell, the metric of the runs with seeds 0, 1, 2 and so on. It is NaN for a diverged run.
+    """
 
     ladders: list[Ladder]
     values: dict[str, list[float]]
@@ -185,9 +190,9 @@ def starts() -> list[str]:
 
 
 def whole(grid: Grid, rules: Rules) -> list[float | None]:
-    """Return the bits that each ladder needs according to the means over all seeds.
+    """Return the number of bits that each ladder needs according to the means over all seeds.
 
-    The number is None if the widest format is not good enough.
+    It is None for a ladder whose widest format is not good enough.
     """
 
     def is_within(candidate: Candidate) -> bool:

@@ -14,8 +14,8 @@ The definition, in integers, is exact_rounding.py. The property `stochastic` cov
 The properties `stochastic_N` and its variants cover the use of the first N bits, for every N and every distance.
 
 The proofs rely on the solver, on the meaning of PTX as NVIDIA documents it, and on NVRTC, which compiled the
-instructions. That g++ compiles the same header to the same function is shown by tests on all inputs. The proofs do not
-cover sums of two values before rounding (add_to_odd; the tests try every pair of values of small formats), products,
+instructions. Tests on all inputs show that g++ compiles the same header to the same function. The proofs do not cover
+sums of two values before rounding (add_to_odd, which is tested with every pair of values of small formats), products,
 scaling by the shift of APS, and float64 inputs.
 """
 
@@ -59,7 +59,7 @@ extern "C" __global__ void together(u32 spec, u32 x, u32* out) {
 
 def ptx(header: str) -> str:
     """Compile custom_fp.h and the kernels above with NVRTC. Raise ImportError without CuPy."""
-    import torch  # noqa: F401  its wheels bring the NVRTC that CuPy looks for
+    import torch  # noqa: F401  The wheels of torch contain the NVRTC that CuPy uses.
     from cupy.cuda import nvrtc
 
     draws = (CSRC / "philox.h").read_text(encoding="utf-8").replace('#include "custom_fp.h"', "")
@@ -78,7 +78,13 @@ def ptx(header: str) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim to prove. `fails` is true for a counterexample, and `unknowns` are its further unknowns by name."""
+    """A claim to prove.
+
+    Attributes:
+        fails: A term that is true if the unknowns are a counterexample.
+        facts: Terms that may be assumed to be true.
+        unknowns: Further unknowns of the claim, by name.
+    """
 
     fails: Truth
     facts: list[Truth]
@@ -92,7 +98,7 @@ def quantizes(kernels: Kernels, fmt: AnyFormat, rounding: str, *, template: str 
     got = Word(kernels.stored(f"quantize_{rounding}{template}", arguments)[0])
     served = [overflow >= INFINITY, overflow <= PROPAGATE]
     if rounding == "stochastic":
-        served.append(random.differs(-1))  # which `rounding_bits` never returns
+        served.append(random.differs(-1))  # `rounding_bits` never returns all ones.
     if not template and rounding != "stochastic":
         served.append(fmt.is_plain)
     if not template and rounding == "nearest_even":
@@ -106,10 +112,11 @@ def quantizes(kernels: Kernels, fmt: AnyFormat, rounding: str, *, template: str 
 
 
 def shapes(kernels: Kernels, fmt: AnyFormat, form: str) -> Claim:
-    """Claim that `rounding_bits` turns N random bits into bits that carry where the definition of the form says.
+    """Claim that `rounding_bits` uses N random bits according to the definition of a form of stochastic rounding.
 
-    It holds for every distance of 60 binary digits. Together with the claim about `stochastic`, which is about all 32
-    bits except ones only, it proves the rounding of the form.
+    The definition determines, for each distance, whether the returned bits cause a carry. The claim covers every
+    distance with 60 binary digits. Together with the claim about `stochastic`, which covers all 32 bits except all
+    ones, it proves the rounding of the form.
     """
     random, n = Word.unknown(32, "random"), Word.unknown(32, "N")
     rest, places = Word.unknown(96, "rest"), Word.number(96, 60)  # the distance: rest / 2**60

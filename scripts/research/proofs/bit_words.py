@@ -1,4 +1,4 @@
-"""Provide words of bits of an SMT solver, with Python's operators.
+"""Words of bits of an SMT solver, with Python's operators.
 
 Arithmetic is modulo 2**width, shifts by the width or more give 0, and comparisons are those of two's complement. A
 Python integer is converted to a word of the same width.

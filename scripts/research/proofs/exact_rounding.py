@@ -1,7 +1,7 @@
-"""Define rounding to a format in integers, as terms of an SMT solver, for the proofs.
+"""The definition of rounding to a format in integers, as terms of an SMT solver, for the proofs.
 
-x = sig * 2**p is divided by the quantum of its binade and shifted out bit by bit. reference.py says the same in
-float64. This module shares no code with it, nor with the header.
+x = sig * 2**p is divided by the quantum of its binade, with shifts of integers. reference.py contains the same
+definition in float64. This module shares no code with reference.py or with the header.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from functools import cached_property
 from research.proofs.bit_words import TERMS, Truth, Word, all_of, any_of, no, where
 
 INFINITY, SATURATE, PROPAGATE = range(3)
-INF, NAN = 0x7F800000, 0x7FC00000  # of float32
+INF, NAN = 0x7F800000, 0x7FC00000  # the bit patterns of infinity and NaN in float32
 
 
 class AnyFormat:
-    """All formats at once: formats/scalar.py with unknowns, within bounds on exponent and mantissa bits."""
+    """A format with unknown parameters, which represents all formats within bounds on exponent and mantissa bits.
+
+    It corresponds to formats/scalar.py.
+    """
 
     def __init__(self, exponent_bits: tuple[int, int], mantissa_bits: tuple[int, int]) -> None:
         names = ("exponent_bits", "mantissa_bits", "emin", "has_inf", "has_nan", "is_fnuz", "is_unsigned")
@@ -27,7 +30,7 @@ class AnyFormat:
         self.has_inf, self.has_nan, self.is_fnuz, self.is_unsigned = (
             word.equals(1) for word in (inf, nan, fnuz, unsigned)
         )
-        self.width = self.e + self.m  # of a code without its sign
+        self.width = self.e + self.m  # the number of bits of a code without its sign
         self.one = Word.number(32, 1)
         self.inf_code = ((self.one << self.e) - 1) << self.m
         all_ones = (self.one << self.width) - 1
@@ -121,7 +124,9 @@ def _multiple(fmt: AnyFormat, magnitude: Word, is_negative: Truth, rounding: str
     p = where(field.equals(0), 1, field) - 150
     top = significand.highest_one() + p
     quantum = where(top < fmt.emin, fmt.emin, top) - fmt.m
-    dropped = quantum - p  # bits; 60 cut off all 24 bits and all 31 random bits
+    dropped = (
+        quantum - p
+    )  # the number of dropped bits. With 60, all 24 bits and all 31 random bits are dropped.
     few = where(dropped > 60, 60, where(dropped < 0, 0, dropped)).widened(64)
     x = significand.widened(64)
     n = x >> few
@@ -133,7 +138,7 @@ def _multiple(fmt: AnyFormat, magnitude: Word, is_negative: Truth, rounding: str
 def _goes_up(
     is_odd: Truth, rest: Word, unit: Word, bits: Word, is_negative: Truth, rounding: str, random: Word
 ) -> Truth:
-    """Return whether rest / unit, with unit = 2**bits, is rounded up, by rule.Rounding."""
+    """Return whether rest / unit, with unit = 2**bits, is rounded up, as rule.Rounding defines it."""
     twice, is_inexact = rest << 1, rest.differs(0)
     match rounding:
         case "nearest_even":

@@ -47,9 +47,12 @@ def log_evidence(statistic: np.ndarray, pairs: int, degrees: int) -> np.ndarray:
 
 
 def standardized_cells() -> tuple[np.ndarray, np.ndarray]:
-    """Return the gaps of the recorded grids, one row a cell with mean 0 and standard deviation 1, and their steps."""
+    """Return the standardized gaps of the recorded grids, and the resolution of the values in each cell.
+
+    Each row contains the gaps of one cell, with mean 0 and standard deviation 1.
+    """
     cells = [gaps for grid in GRIDS for gaps in read_gaps(grid).values() if len(gaps) >= 20]
-    # The committed simulation drew from seeds in the order of their text: 0, 1, 10, 11, ..., 2, 20, ...
+    # The seeds must be in alphabetical order (0, 1, 10, 11, ..., 2, 20, ...), as in the committed simulation.
     cells = [gaps[sorted(range(len(gaps)), key=str)] for gaps in cells if gaps.std() > 0]
     shortest = min(map(len, cells))
     rows = [((gaps - gaps.mean()) / gaps.std())[:shortest] for gaps in cells]

@@ -1,12 +1,17 @@
-"""How often does the test of a search err, and how many pairs does it take, without and with a pooled spread?
+"""Simulate how often the test of a search errs and how many pairs it needs, without and with a pooled spread.
 
     nice python scripts/research/simulations/simulate_search.py > results/reference/search/simulation.md
 
-It prints a Markdown table. Every simulated candidate has OTHERS other cells with three pairs each, whose spreads give
-its prior. At the boundary, the candidate is worse than its baseline by exactly the margin, so that each certificate and
-each refutation is wrong. The pairs to certify, and the share that is certified by the third pair, are those of
-candidates that equal the baseline. Recorded noise is that of the grids in results/reference/search, resampled; its
-cells differ in their spreads, and its margin is 1 point. It takes hours.
+The script prints a Markdown table and runs for hours. A "cell" is the set of paired runs of one candidate and its
+baseline. The prior of each simulated candidate is computed from the spreads of OTHERS other cells, with three pairs
+each.
+
+Error rates are measured with candidates that are worse than their baseline by exactly the margin, the boundary case in
+which both a certificate and a refutation are wrong. The number of pairs to certify, and the share of candidates
+certified by the third pair, are measured with candidates that equal their baseline.
+
+The rows with recorded noise resample the accuracy differences of the grids in results/reference/search. The cells of
+these grids have different spreads. These rows use a margin of 1 point.
 """
 
 import argparse
@@ -22,8 +27,8 @@ from cpdrun.stats.pooled_spread import squeeze
 
 PAIRS, ALPHA, OTHERS, POOLS = 30, 0.05, 7, 200
 MARGINS = (1.0, 1.5, 2.0, 3.0)  # standard deviations
-STEP = 100 / 360  # points of the recorded accuracies, on 360 test images
-LARGEST_GAP = 0.05  # of recorded cells that learned
+STEP = 100 / 360  # smallest difference of two recorded accuracies, in points (360 test images)
+LARGEST_GAP = 0.05  # recorded cells whose mean accuracy is lower than the baseline's by more are left out
 
 NOISE: dict[str, Draw] = {
     "normal": lambda rng, size: rng.normal(size=size),
@@ -35,7 +40,10 @@ NOISE: dict[str, Draw] = {
 
 
 def recorded_cells(grid: str) -> dict[str, np.ndarray]:
-    """Return the differences of a recorded grid minus their mean, in points, by candidate, without broken cells."""
+    """Return each candidate's accuracy differences in a recorded grid minus their mean, in points.
+
+    Candidates with a diverged run, with no difference at all, or with a mean loss above LARGEST_GAP are left out.
+    """
     return {
         candidate: 100 * (gaps - gaps.mean())
         for candidate, gaps in read_gaps(grid).items()
@@ -56,7 +64,10 @@ def settled(
     refute: float = ALPHA,
     resolution: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return after how many pairs each row of x = difference + margin is certified, and refuted; PAIRS + 1: never."""
+    """Return the number of pairs until each row is certified, and the number until it is refuted.
+
+    A row of `x` contains one candidate's accuracy differences plus the margin. PAIRS + 1 means never.
+    """
     deviation, degrees = prior
     n = np.arange(1, x.shape[-1] + 1)
     total = x.cumsum(-1)
@@ -84,7 +95,10 @@ def searches(
     pooled: bool,
     step: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `settled` of `count` candidates with a mean of `shift`, with the priors of POOLS sets of other cells."""
+    """Return the result of `settled` for `count` candidates whose mean difference is `shift`.
+
+    The candidates are divided equally among POOLS priors, each computed from a new set of OTHERS cells.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(POOLS):
@@ -92,7 +106,7 @@ def searches(
         prior = squeeze([(float(spread), 2) for spread in spreads])
         rounded = (
             2 ** (round(8 * math.log2(prior.deviation)) / 8) if prior.degrees else 0.0
-        )  # fewer integrals
+        )  # rounded so that `criticals` computes fewer integrals
         x = own(rng, (count // POOLS, PAIRS)) + shift + margin
         given = (rounded, int(prior.degrees)) if pooled else (0.0, 0)
         found.append(settled(x, given, margin, resolution=step))
@@ -101,7 +115,7 @@ def searches(
 
 
 def resampled(*cells: np.ndarray) -> Draw:
-    """Return draws from recorded differences. All values of a row come from the same cell."""
+    """Return a function that draws from recorded differences. All values of a row come from the same cell."""
 
     def draw(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
         rows = [rng.choice(cells[i], size[-1]) for i in rng.integers(len(cells), size=size[0])]
@@ -116,7 +130,10 @@ def share(hits: np.ndarray) -> str:
 
 
 def row(name: str, own: Draw, others: Draw, margins: tuple[float, ...], count: int, seed: int) -> list[str]:
-    """Return two rows, without and with the prior. Several margins share the boundary of a margin of 2."""
+    """Return two table rows, one without and one with the prior.
+
+    With several margins, the error rates are measured for a margin of 2 only.
+    """
     lines = []
     for pooled in (False, True):
         boundary, step = (2.0, 0.0) if len(margins) > 1 else (margins[0], STEP)

@@ -1,10 +1,10 @@
-"""Predict what Dettmers (arXiv:1511.04561) predicts: the speed-up of AlexNet on 96 GPUs with 8 bits instead of 32.
+"""Predict the speed-up of AlexNet on 96 GPUs with 8 bits instead of 32, as Dettmers (arXiv:1511.04561) does.
 
     python scripts/research/speedup/alexnet_96gpu.py [--assumptions FILE.yaml] [--out FOLDER]
 
-It prints a Markdown page; with --out, it writes the page and a picture to that folder. The assumptions are in
-alexnet_96gpu.yaml; to study another case, copy the file and change its numbers. The formulas are those of the cost
-model and of model_parallel.py. It takes seconds. The result is in results/reference/costmodel.
+The script prints a Markdown page. With --out, it writes the page and a picture to the folder. The assumptions are in
+alexnet_96gpu.yaml. To study another case, copy the file and change its numbers. The formulas are those of the cost
+model and of model_parallel.py. The script takes some seconds. The result is in results/reference/costmodel.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from model_parallel import (
 from cpdrun.costmodel import Codec, Network
 from cpdrun.record import write_text
 
-NEAR = 0.2  # because "50x and more" allows more
+NEAR = 0.2  # the relative difference that counts as near, because the abstract says "50x and more"
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024)
 BITS = (32, 16, 8, 4)
 ASSUMPTIONS = Path(__file__).with_suffix(".yaml")
@@ -35,24 +35,24 @@ COMMAND = "python scripts/research/speedup/alexnet_96gpu.py"
 
 
 class CaseError(Exception):
-    """An assumption is missing or invalid."""
+    """Raised if an assumption is missing or invalid."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """The assumptions, as arguments of the formulas."""
+    """The assumptions about the cluster and the model, which are the arguments of the formulas."""
 
-    models: dict[str, Model]  # by GPU
+    models: dict[str, Model]  # the model on each GPU
     links: dict[str, Network]
     inner: Network
     workers: int
     group_size: int
     codec_s: float
-    abstract: dict[int, float]  # by bits
-    known: dict[int, float]  # by workers
+    abstract: dict[int, float]  # the speed-up in the abstract for each number of bits
+    known: dict[int, float]  # the measured speed-up for each number of workers
 
     def codec(self, bits: int) -> Codec:
-        """Return the codec of a number of bits. fp32 needs no packing and is only added."""
+        """Return the codec of a number of bits. fp32 values are not packed, but only added."""
         busy_s = 0.0 if bits == 32 else self.codec_s
         return Codec(bits, pack_s=busy_s, add_s=self.codec_s, sum_s=busy_s, unpack_s=busy_s)
 

@@ -5,16 +5,16 @@ parameters and most of the work, so their gradients are summed (data parallelism
 parameters and little work, so they are split by columns, and their activations and errors are sent (model parallelism).
 Dettmers (arXiv:1511.04561) sends both in 8 bits.
 
-    data     Every gradient is summed over all workers. Each sends 2 (N-1)/N of all parameters.
+    data     Every gradient is summed over all workers. Each worker sends 2 (N-1)/N values per parameter.
     model    The fully connected layers are split over all N workers. Each worker has B samples. A layer with I inputs
-             gathers the I activations of all N B samples and scatters the sum of their I errors: each sends
+             gathers the I activations of all N B samples and scatters the sum of their I errors. Each worker sends
              2 (N-1) B I values.
-    hybrid   The layers are split over the g workers of a group only, and the gradients of their parts are summed across
+    hybrid   The layers are only split over the g workers of a group, and the gradients of their parts are summed across
              groups.
 
-A group of g workers shares one link to the outside, as in hierarchical_s: there are rings inside the group, and g
-simultaneous rings across groups, one for each part. All formulas count the busiest worker, in the alpha-beta model of
-cpdrun.costmodel.collectives.
+A group of g workers shares one link to other groups, as in hierarchical_s. There are rings inside each group, and g
+simultaneous rings across groups, one for each part. All formulas compute the time of the busiest worker in the
+alpha-beta model of cpdrun.costmodel.collectives.
 """
 
 from dataclasses import dataclass, replace
@@ -36,10 +36,11 @@ SCHEMES = ("data", "model", "hybrid")
 class Model:
     """The work and the parameters of one worker.
 
-    `widths` has the number of inputs of each fully connected layer, and then the outputs of the last one.
+    `widths` contains the number of inputs of each fully connected layer, followed by the number of outputs of the last
+    layer.
     """
 
-    compute_s: float  # one step of `samples` samples, nothing exchanged
+    compute_s: float  # the seconds of one step with `samples` samples, without an exchange
     samples: int
     convolution_values: int
     widths: tuple[int, ...]
@@ -52,9 +53,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Cluster:
-    """N workers in groups of g. `inner` links two workers of a group, and `outer` is the only link of a group.
+    """N workers in groups of g.
 
-    Fewer than g workers are one group.
+    `inner` is the link between two workers of a group, and `outer` is the link that a group shares. Fewer than g
+    workers form one group.
 
     Raises:
         ValueError: The number of workers is not a multiple of the size of a group.
@@ -91,7 +93,10 @@ def all_reduce_s(values: float, cluster: Cluster, codec: Codec) -> float:
 
 
 def all_gather_s(values: float, cluster: Cluster, codec: Codec) -> float:
-    """Return the seconds until every worker has all values, of which each had 1/N: first across, then inside groups."""
+    """Return the seconds of an all-gather, in which each worker starts with 1/N of the values and ends with all values.
+
+    Values are first gathered across groups, then inside groups.
+    """
     seconds = 0.0
     if cluster.groups > 1:
         seconds += ring_all_gather_s(values / cluster.in_group, cluster.groups, codec, cluster.shared)
@@ -101,7 +106,10 @@ def all_gather_s(values: float, cluster: Cluster, codec: Codec) -> float:
 
 
 def reduce_scatter_s(values: float, cluster: Cluster, codec: Codec) -> float:
-    """Return the seconds until every worker has the sum of its 1/N of the values: first inside, then across groups."""
+    """Return the seconds of a reduce-scatter, after which each worker has the sum of 1/N of the values.
+
+    Values are first reduced inside groups, then across groups.
+    """
     seconds = 0.0
     if cluster.in_group > 1:
         seconds += ring_reduce_scatter_s(values, cluster.in_group, codec, cluster.inner)
@@ -135,10 +143,10 @@ def exchange_s(model: Model, cluster: Cluster, codec: Codec, scheme: str) -> flo
 
 
 def speedup(model: Model, cluster: Cluster, codec: Codec, scheme: str, *, overlap: bool = False) -> float:
-    """Return the samples per second, as a multiple of those of one worker alone.
+    """Return the number of samples per second, relative to a single worker.
 
-    With `overlap`, the exchange and the computation run at the same time, which is the most that pipelining
-    sub-batches can achieve. Without it, they follow one another.
+    With `overlap`, the exchange and the computation run at the same time, which is an upper bound for pipelining with
+    sub-batches. Without `overlap`, the exchange follows the computation.
     """
     exchanged_s = exchange_s(model, cluster, codec, scheme)
     step_s = max(model.compute_s, exchanged_s) if overlap else model.compute_s + exchanged_s
@@ -146,5 +154,5 @@ def speedup(model: Model, cluster: Cluster, codec: Codec, scheme: str, *, overla
 
 
 def exchange_to_compute(speedup: float, workers: int) -> float:
-    """Return the exchange in units of the computation (c), from a speed-up without overlap, N / (1 + c)."""
+    """Return the ratio c of exchange time to computation time, from a speed-up without overlap, N / (1 + c)."""
     return workers / speedup - 1

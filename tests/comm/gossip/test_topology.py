@@ -27,9 +27,10 @@ GRAPHS = {
     "complete": Complete("uniform"),
     "metropolis ring": Ring("metropolis", directed=False),
 }
+STAR = [[0, i] for i in range(1, 5)]
 
 
-@pytest.mark.parametrize("N", [1, 2, 3, 4, 5, 8, 9, 12, 16, 36])
+@pytest.mark.parametrize("N", [1, 2, 3, 4, 9, 12])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_mixing_keeps_the_mean_and_connects_all(name: str, N: int) -> None:
     topology = GRAPHS[name]
@@ -69,12 +70,9 @@ def test_spectral_gaps_are_those_of_the_closed_forms(name: str, N: int, gap: flo
 
 
 def test_metropolis_mixes_graphs_whose_workers_have_unequally_many_neighbours() -> None:
-    star = [[0, i] for i in range(1, 5)]
-    W = Links("metropolis", star).matrices(5)[0]
+    W = Links("metropolis", STAR).matrices(5)[0]
     np.testing.assert_allclose(W[0], [1 / 5] * 5)
     np.testing.assert_allclose(W[1], [1 / 5, 4 / 5, 0, 0, 0])
-    with pytest.raises(ValueError, match="take metropolis"):
-        Links("uniform", star).matrices(5)[0]
 
 
 @pytest.mark.parametrize(
@@ -88,24 +86,35 @@ def test_metropolis_mixes_graphs_whose_workers_have_unequally_many_neighbours() 
             r"\[0, 4\] must be a pair of workers, which are numbered from 0 to 3",
         ),
         (Links("metropolis", [3]), 4, r"\[3\] must be a pair of workers"),
+        (Links("uniform", STAR), 5, "Set topology.mixing=metropolis"),
+        (RandomPairs("uniform", 1, 0), 8, "do not connect all workers"),
+        (Hub("uniform"), 4, "Set sync=gossip_push_sum"),
         (Torus("uniform", rows=3), 8, "topology.rows=3 does not divide world_size=8"),
     ],
 )
-def test_what_cannot_gossip_is_named(topology, N: int, message: str) -> None:
+def test_graphs_that_cannot_gossip_are_refused(topology, N: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         topology.matrices(N)
 
 
-@pytest.mark.parametrize("rows", [0, -1, 1.5])
-def test_a_torus_has_rows(rows) -> None:
-    """-1 was a graph without workers, which push-sum took; 0 was null."""
-    with pytest.raises(ValueError, match=r"topology\.rows=.*: must be a whole number, at least 1, or null"):
-        Torus("uniform", rows)
-
-
-def test_an_unknown_mixing_is_named() -> None:
-    with pytest.raises(ValueError, match=r"topology\.mixing must be one of uniform, metropolis, not best"):
-        Ring("best", directed=False)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        # -1 once gave a graph without workers, and 0 was taken for null
+        *(
+            (lambda rows=rows: Torus("uniform", rows), r"topology\.rows=.*: must be a whole")
+            for rows in (0, -1, 1.5)
+        ),
+        (
+            lambda: Ring("best", directed=False),
+            r"topology\.mixing must be one of uniform, metropolis, not best",
+        ),
+        (lambda: RandomPairs("uniform", 0, 0), r"topology\.period=0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 @pytest.mark.parametrize("N", [1, 2, 5, 8, 12])
@@ -128,7 +137,7 @@ def test_each_round_of_a_changing_graph_keeps_the_mean_and_all_together_connect(
 
 
 @pytest.mark.parametrize("period", [4, 25, 400])
-def test_the_gap_a_round_of_many_rounds_is_not_lost_in_rounding(period: int) -> None:
+def test_the_mean_gap_of_many_rounds_is_accurate(period: int) -> None:
     """Against the product of few rounds, and against how fast workers agree in 800 rounds; it is what they do at
     least, from the worst beginning. Ten workers, for eight may come to agree exactly."""
     topology = RandomPairs("uniform", period, 0)
@@ -144,14 +153,10 @@ def test_the_gap_a_round_of_many_rounds_is_not_lost_in_rounding(period: int) -> 
     assert gap == pytest.approx(1 - math.exp(logs / 800), abs=0.05) and 0.1 < gap < 0.5
 
 
-def test_pairs_are_drawn_from_the_seed_and_too_few_rounds_of_them_do_not_connect() -> None:
+def test_random_pairs_depend_on_the_seed() -> None:
     a, b, c = (RandomPairs("uniform", 20, seed).rounds(8) for seed in (0, 0, 1))
     assert a == b != c
     assert all(senders[next(iter(senders[i]))] == {i} for senders in a for i in range(8))
-    with pytest.raises(ValueError, match="do not connect all workers"):
-        RandomPairs("uniform", 1, 0).matrices(8)
-    with pytest.raises(ValueError, match=r"topology\.period=0"):
-        RandomPairs("uniform", 0, 0)
 
 
 def test_a_hub_sends_to_all_and_receives_from_one() -> None:
@@ -159,8 +164,6 @@ def test_a_hub_sends_to_all_and_receives_from_one() -> None:
     np.testing.assert_allclose(P[:, 0], [1 / 4] * 4)
     np.testing.assert_allclose(P[0], [1 / 4, 0, 0, 1 / 2])
     np.testing.assert_allclose(P.sum(axis=0), 1)
-    with pytest.raises(ValueError, match="take sync=gossip_push_sum"):
-        Hub("uniform").matrices(4)
 
 
 def test_push_sum_s_columns_sum_to_one_on_links_that_go_one_way() -> None:
