@@ -9,8 +9,8 @@ A layer computes the same as the torch.nn layer with the same arguments, except 
                            partial sum is rounded, or an `Accumulator` (see `custom_fp.matmul`).
     backward_accumulator   The accumulator of both products of the backward pass. The default is `accumulator`.
 
-If an argument is None, that part stays in float32. The bias is added in float32, and a rule that rounds the result rounds
-it after that. If windows of a convolution overlap, the parts of the input's gradient are added in float32.
+If an argument is None, that part stays in float32. The bias is added in float32, before the result is rounded. If
+windows of a convolution overlap, the parts of the input's gradient are added in float32.
 """
 
 from __future__ import annotations
