@@ -36,7 +36,7 @@ def cpdrun(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def test_sweep_and_report_on_a_model_and_data_of_ones_own(project):
+def test_sweep_and_report_with_the_users_model_and_data(project):
     swept = cpdrun("sweep", "--config-dir", "conf", "exp=mine", *SHORT, cwd=project)
     assert swept.returncode == 0, swept.stdout + swept.stderr
     runs = list(SweepDir(project / "results" / "mine").runs())
@@ -56,7 +56,7 @@ def test_sweep_and_report_on_a_model_and_data_of_ones_own(project):
     assert "waves.network.Conv1d" in (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_what_is_there_is_not_written_over(project, capsys):
+def test_an_existing_folder_is_not_overwritten(project, capsys):
     network = project / "waves" / "network.py"
     network.write_text("# mine\n")
     assert main(["init", str(project)]) == 2
@@ -89,7 +89,7 @@ def test_changed_code_is_noticed_when_the_command_is_typed_again(project):
     assert "different code" not in cpdrun(*words, cwd=project).stdout
 
 
-def test_elsewhere_the_sweep_says_what_it_lacks(project, tmp_path):
+def test_a_sweep_from_another_folder_names_the_missing_module(project, tmp_path):
     lost = cpdrun("sweep", "--config-dir", str(project / "conf"), "exp=mine", cwd=tmp_path)
     assert lost.returncode == 2
     assert (
@@ -98,7 +98,7 @@ def test_elsewhere_the_sweep_says_what_it_lacks(project, tmp_path):
     )
 
 
-def test_ranks_read_the_finished_config_alone(project, tmp_path):
+def test_torchrun_needs_only_the_config_and_gives_the_bits_of_one_process(project, tmp_path):
     """By hand on two ranks, from elsewhere by PYTHONPATH, with the folder of yaml gone."""
     typed = ["exp=mine", "seed=0", "format=e3m0", "aps=true", "epochs=1", "device=cpu", "nproc=2"]
     (planned,) = plan(typed, project / "conf").runs
@@ -119,7 +119,7 @@ def test_ranks_read_the_finished_config_alone(project, tmp_path):
     assert read_json(run.done)["status"] == "finished"
 
 
-def test_a_yaml_of_ones_own_stands_in_front_of_ours(project):
+def test_the_users_yaml_files_take_precedence(project):
     (project / "conf" / "optim").mkdir()
     (project / "conf" / "optim" / "sgd.yaml").write_text("_target_: torch.optim.SGD\nlr: 0.5\n")
     with Composer(project / "conf") as composer:
@@ -130,7 +130,7 @@ def test_a_yaml_of_ones_own_stands_in_front_of_ours(project):
         assert "conv1d" not in composer.groups()["model"]
 
 
-def test_a_slip_is_answered_with_the_name_meant(project):
+def test_misspelled_names_are_corrected(project):
     for typed, meant in (
         ("modle=conv1d", "model"),
         ("data.nosie=1", "data.noise"),
@@ -151,7 +151,7 @@ def test_a_slip_is_answered_with_the_name_meant(project):
         ("cpdrun sweep --config-dir conf exp=mine data.noi", "data.noise="),
     ],
 )
-def test_the_shell_completes_what_is_in_the_folder(project, typed, offered):
+def test_the_shell_completes_names_of_the_project(project, typed, offered):
     answer = project / "answer"
     environment = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9"}
     environment |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
