@@ -129,10 +129,10 @@ def test_an_experiment_of_a_script(here):
     ("texts", "told"),
     [
         (["script=tarin.py"], "no such file .did you mean 'train.py'"),
-        (["script=pack"], "is a folder; for a package, type script='-m pack'"),
+        (["script=pack"], "is a folder. To run a package, type script='-m pack'"),
         (["script=-m pack.fti"], "no module 'pack.fti'"),
         (["script=-m pack"], "contains __main__.py"),
-        (["script=pack.fit"], "for a module, type script='-m pack.fit'"),
+        (["script=pack.fit"], "To run a module, type script='-m pack.fit'"),
         (["script=broken.py"], "broken.py, line 1: "),
         (["script_args=--lr 1"], "script.path must be given"),
         (["script=train.py", "model=convnet"], "a script has its own model"),

@@ -63,7 +63,7 @@ def test_an_existing_folder_is_not_overwritten(project, capsys):
     network = project / "waves" / "network.py"
     network.write_text("# mine\n")
     assert main(["init", str(project)]) == 2
-    assert "is not empty; name a folder that does not exist yet" in capsys.readouterr().err
+    assert "is not empty. Type a folder that does not exist yet" in capsys.readouterr().err
     assert network.read_text() == "# mine\n"
 
 
