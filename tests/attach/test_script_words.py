@@ -46,7 +46,7 @@ def test_arguments_as_flags_and_as_hydra_reads_them(here):
     assert words(only(*texts, "script.args_style=hydra").config, here) == hydra
 
 
-def test_names_of_metrics_as_tensorboard_has_them(here):
+def test_names_of_metrics_may_contain_slashes(here):
     texts = ["script.metric=acc/vals", "script.direction.acc/vals=max", "script.metrics.acc/vals=a ([0-9]+)"]
     script = only("script=train.py", *texts).config["script"]
     assert script["direction"] == {"acc/vals": "max"} and script["metrics"] == {"acc/vals": "a ([0-9]+)"}
@@ -67,7 +67,7 @@ def test_an_axis_over_an_argument(here):
     assert len({run.name for run in runs}) == 4
 
 
-def test_an_edited_script_makes_other_runs_and_another_folder_does_not(here, monkeypatch):
+def test_the_code_of_a_script_changes_the_name_of_a_run_and_its_folder_does_not(here, monkeypatch):
     before = only("script=train.py").name
     other = here / "other"
     other.mkdir()
@@ -78,14 +78,14 @@ def test_an_edited_script_makes_other_runs_and_another_folder_does_not(here, mon
     assert only("script=train.py").name != before
 
 
-def test_what_is_read_of_a_script_and_what_stops_it_make_no_other_run(here):
+def test_settings_of_metrics_and_limits_do_not_change_the_name_of_a_run(here):
     before = only("script=train.py").name
     assert only("script=train.py", LOSS, "metric=val_loss", "script.csv={run_dir}/m.csv").name == before
     assert only("script=train.py", "nproc=2").name != before
     assert only("script=train.py", "script.grace_s=5", "patience_s=9", "limit_s=5").name == before
 
 
-def test_an_edited_comment_makes_no_other_run(here):
+def test_comments_do_not_change_the_name_of_a_run(here):
     (here / "train.py").write_text('x = """\n# text\n\n"""\nprint(x)  # why\n')
     before = only("script=train.py").name
     (here / "train.py").write_text('# A headline.\n\nx = """\n# text\n\n"""\nprint(x)\n')
@@ -94,7 +94,7 @@ def test_an_edited_comment_makes_no_other_run(here):
     assert only("script=train.py").name != before
 
 
-def test_a_script_that_takes_a_seed_gets_the_runs(here):
+def test_a_script_that_takes_a_seed_is_given_that_of_the_run(here):
     (here / "train.py").write_text(
         "import argparse\nargparse.ArgumentParser().add_argument('--seed', type=int)\n"
     )
@@ -103,15 +103,15 @@ def test_a_script_that_takes_a_seed_gets_the_runs(here):
     assert words(only("script=train.py", "script.args.seed=6").config, here) == ["--seed", "6"]
 
 
-def test_braces_twice_are_text(here):
+def test_double_braces_are_literal(here):
     assert words(only("script=train.py", "script_args={{epoch}}-{seed}").config, here) == ["{epoch}-0"]
 
 
-def test_the_name_has_the_recipe(here):
+def test_the_name_of_a_run_contains_the_recipe(here):
     assert only("script=train.py", "recipe=bf16").name.startswith("train-bf16-w1-s0-")
 
 
-def test_the_name_is_of_the_config_alone(here):
+def test_the_name_of_a_run_depends_on_the_config_only(here):
     run = only("script=train.py", LOSS)
     assert run_name(run.config) == run.name
 
@@ -159,7 +159,7 @@ def test_an_experiment_of_a_script(here):
         (["script=train.py", "metric=accuracy", LOSS], "script.metric=accuracy is not among script.metrics"),
     ],
 )
-def test_wrong_words_get_a_line(here, texts, told):
+def test_mistakes_are_errors(here, texts, told):
     (here / "broken.py").write_text("print(\n")
     with pytest.raises(ConfigError, match=told):
         plan(texts)
@@ -177,6 +177,6 @@ def test_wrong_words_get_a_line(here, texts, told):
         ("score", None),
     ],
 )
-def test_ways_of_common_names(name, way):
+def test_directions_of_common_metrics(name, way):
     assert direction_of(name, {}) == way
     assert direction_of(name, {name: "max"}) == "max"

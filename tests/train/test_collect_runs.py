@@ -62,7 +62,7 @@ def config_of(*typed: str) -> dict:
     return planned.config
 
 
-def test_observing_changes_neither_a_run_s_name_nor_a_bit(observed, make_run, train_here):
+def test_observing_changes_neither_the_name_of_a_run_nor_a_bit(observed, make_run, train_here):
     plain = make_run()
     assert run_name(config_of("observe=4")) == run_name(config_of()) == plain.name
     assert train_here(plain) == 0
@@ -71,9 +71,7 @@ def test_observing_changes_neither_a_run_s_name_nor_a_bit(observed, make_run, tr
     assert read_json(plain.done)["metrics"] == read_json(observed.done)["metrics"]
 
 
-def test_several_ranks_that_stop_and_one_that_goes_on_see_what_one_sees(
-    observed, make_run, in_ranks, train_here
-):
+def test_observations_do_not_depend_on_splits_and_stops(observed, make_run, in_ranks, train_here):
     run = make_run("observe=4", "emulation=exact")
     run.preempt.touch()
     in_ranks(run, 2)
@@ -100,7 +98,7 @@ def test_several_ranks_that_stop_and_one_that_goes_on_see_what_one_sees(
                     assert np.array_equal(values, again.samples[what]), (role, name, what)
 
 
-def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, tmp_path):
+def test_observations_before_a_checkpoint_survive_a_kill(observed, tmp_path):
     """Killed twice, between checkpoints: what was seen after one is seen again, what was before it is kept."""
     whole, run = Observation.load(observed.observed), RunDir(tmp_path)
 
@@ -131,7 +129,7 @@ def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, 
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_tables_are_of_the_values_that_samples_show(observed, role):
+def test_tables_agree_with_samples_of_entire_layers(observed, role):
     """Of layers that their samples have as a whole, in every step."""
     compared, fmt = 0, Format.parse("e4m3")
     for layers in Observation.load(observed.observed).of(role).values():
@@ -166,7 +164,7 @@ def test_tables_are_of_the_values_that_samples_show(observed, role):
         ("mxfp8_e4m3", False, {"requantise": "once"}),
     ],
 )
-def test_the_sum_is_that_of_a_run_in_its_order(observed, fmt, aps, knobs):
+def test_the_simulated_sum_is_that_of_a_run(observed, fmt, aps, knobs):
     typed = [f"format={fmt}", f"aps={str(aps).lower()}", *(f"sync.{k}={v}" for k, v in knobs.items())]
     observation = Observation.load(observed.observed)
     found = effects(observation, config_of(*typed)).roles["gradient"]["layers"][WHOLE]
@@ -182,7 +180,7 @@ def test_the_sum_is_that_of_a_run_in_its_order(observed, fmt, aps, knobs):
     assert found["growth"] > 0 and found["cosine"] <= 1 + 1e-12
 
 
-def test_a_shift_is_of_the_whole_layer_and_not_of_its_sample(observed):
+def test_the_shift_depends_on_the_entire_layer(observed):
     observation = Observation.load(observed.observed)
     for layers in observation.by_step.values():
         seen = layers["gradient"][WHOLE]
@@ -193,7 +191,7 @@ def test_a_shift_is_of_the_whole_layer_and_not_of_its_sample(observed):
     assert other["underflow"] > one["underflow"]
 
 
-def test_recipes_and_rules_reach_the_layers_that_they_mean(observed):
+def test_recipes_and_rules_apply_to_their_layers(observed):
     observation = Observation.load(observed.observed)
     rule = "precision.rules=[{modules: classifier, role: weight, format: e2m1}]"
     roles = effects(observation, config_of(rule)).roles
@@ -211,7 +209,7 @@ def test_recipes_and_rules_reach_the_layers_that_they_mean(observed):
     assert not nvfp4["exact"] and 10 < nvfp4["all"]["snr_db"] < 40
 
 
-def test_full_precision_and_loss_scales_are_seen(observed):
+def test_full_precision_and_loss_scales_are_simulated(observed):
     observation = Observation.load(observed.observed)
     hybrid = effects(
         observation, config_of("full_precision.layers=['classifier.*']", "full_precision.first_epochs=1")
@@ -226,7 +224,7 @@ def test_full_precision_and_loss_scales_are_seen(observed):
     assert scaled["underflow"] < plain["underflow"]
 
 
-def test_what_is_not_seen_is_said(observed, make_run, train_here):
+def test_quantities_that_are_not_observed_are_listed(observed, make_run, train_here):
     observation = Observation.load(observed.observed)
     said = effects(observation, config_of("sync=local", "format=fp32", "aps=false")).uncovered
     assert any("does not send a sum of gradients" in line for line in said)
@@ -237,7 +235,7 @@ def test_what_is_not_seen_is_said(observed, make_run, train_here):
     assert set(own.by_step[0]) == {"activation", "output_gradient"}
 
 
-def test_what_rules_reach_and_nobody_saw_is_said(observed):
+def test_rounding_that_was_not_observed_is_listed(observed):
     observation = Observation.load(observed.observed)
 
     def said(*words):
@@ -258,7 +256,7 @@ def test_what_rules_reach_and_nobody_saw_is_said(observed):
     assert said(everywhere) == ["rounding in Linear"]
 
 
-def test_attention_is_noticed_and_its_bits_stay():
+def test_attention_is_detected_without_changing_its_bits():
     block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
     x, watched = torch.randn(2, 3, 8, generator=torch.manual_seed(0)), OperandRecorder(block, here=True)
     watched.open()
@@ -267,7 +265,7 @@ def test_attention_is_noticed_and_its_bits_stay():
     assert torch.equal(seen, block(x)) and torch.nn.functional.scaled_dot_product_attention is ATTENTION
 
 
-def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_path, capsys):
+def test_the_command_simulates_configs_and_reports_invalid_ones(observed, tmp_path, capsys):
     asked, out = tmp_path / "configs.json", tmp_path / "out.json"
     asked.write_text(json.dumps({"good": config_of(), "bad": config_of() | {"format": "e9m9"}}))
     assert main([str(observed.path), str(asked), str(out)]) == 0
@@ -279,7 +277,7 @@ def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_pat
     assert refused.count("\n") == 1 and "observe=" in refused
 
 
-def test_steps_and_samples_are_spread():
+def test_steps_and_samples_are_spread_evenly():
     assert observed_steps(16, 330)[::15] == [0, 329] and len(observed_steps(16, 330)) == 16
     assert observed_steps(5, 3) == [0, 1, 2] and observed_steps(0, 9) == [] and observed_steps(1, 9) == [0]
     at = samples.sample_places(100_000, samples.sample_size(100_000, 10, 8), torch.device("cpu"))
