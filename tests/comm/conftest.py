@@ -1,4 +1,4 @@
-"""One thread, as each rank has: the order of no sum here depends on it, and small tensors are no faster on more."""
+"""Run each test with one thread, like a rank. Small tensors are not faster with more."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "attach"))  # of `forked`, which runs scripts
+sys.path.append(str(Path(__file__).parents[1] / "attach"))  # for the module `forked`
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The argument compressor= of a script's calls and of ddp_hook: the bits of the emulation, and refusals."""
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from ranks import run_ranks, through_a_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpdrun.comm import Sum, all_reduce, all_reduce_, all_reduce_coalesced, ddp_hook, emulate_all_reduce
+from cpdrun.comm import (
+    AllReduceSync,
+    Sum,
+    all_reduce,
+    all_reduce_,
+    all_reduce_coalesced,
+    ddp_hook,
+    emulate_all_reduce,
+)
 from cpdrun.comm.compressors.qsgd import QSGD
 from cpdrun.comm.compressors.random_k import RandomK
 from cpdrun.comm.compressors.sign import Sign
@@ -80,6 +89,8 @@ class Net(nn.Module):
 
 BF16 = torch.bfloat16  # of the net
 HOOKS = [
+    {"fmt": "e4m1", "aps": True, "full_precision_layers": ["fc.*"]},
+    {"fmt": "e4m1", "aps": True, "accumulate": 3, "bucket_cap_mb": 25},
     {"compressor": "top_k", "keep": 0.05, "fmt": "e4m3", "aps": True},
     {"compressor": "qsgd", "error_feedback": False, "seed": 4, "dtype": BF16},
     {"compressor": Sign(1), "full_precision_layers": ["conv.*"]},
@@ -107,8 +118,9 @@ def of_hooks() -> list[tuple[list[list[torch.Tensor]], list[int]]]:
     found = []
     for options in HOOKS:
         options = dict(options)
-        net = net_of(options.pop("dtype", torch.float32))
-        model = DistributedDataParallel(net, bucket_cap_mb=0.005, find_unused_parameters=True)
+        net, accumulate = net_of(options.pop("dtype", torch.float32)), options.pop("accumulate", 1)
+        bucket_cap_mb = options.pop("bucket_cap_mb", 0.005)
+        model = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb, find_unused_parameters=True)
         state, hook = ddp_hook(model, **options)
         model.register_comm_hook(state, hook)
         gradients, sent = [], []
@@ -116,7 +128,9 @@ def of_hooks() -> list[tuple[list[list[torch.Tensor]], list[int]]]:
             if step == LAST:
                 state.load_state_dict(through_a_file(state.state_dict()))
             model.zero_grad()
-            loss_of(model, dist.get_rank(), step).backward()
+            for i in range(accumulate):
+                with model.no_sync() if i < accumulate - 1 else nullcontext():
+                    loss_of(model, dist.get_rank(), step + 2 * i).backward()
             gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
             sent.append(state.sync.wire_bytes()["bytes_per_step_sent"])
         found.append((gradients, sent))
@@ -124,22 +138,29 @@ def of_hooks() -> list[tuple[list[list[torch.Tensor]], list[int]]]:
 
 
 def expected(options: dict[str, Any]) -> list[list[torch.Tensor]]:
-    """By the emulation, all in this process; a rank's gradient is that of its own model."""
+    """Emulate the ranks of a hook in this process; each rank's gradient is that of its own model."""
     options = dict(options)
-    dtype = options.pop("dtype", torch.float32)
+    dtype, accumulate = options.pop("dtype", torch.float32), options.pop("accumulate", 1)
+    options.pop("bucket_cap_mb", None)
     net = net_of(dtype)
     names = [name for name, _ in net.named_parameters()]
     full, seed = options.pop("full_precision_layers", []), options.pop("seed", 0)
     given = {"names": names, "world_size": 2, "seed": seed, "full_precision_layers": full}
     if options.pop("aps", False):
         given["scaling"] = APS()
-    sync = make_compressed_sync(options.pop("compressor"), options.pop("fmt", None), options=options, **given)
+    compressor, fmt = options.pop("compressor", None), options.pop("fmt", None)
+    if compressor is None:
+        given = {"parameter_names": names, "world_size": 2, "full_precision": {"layers": full}}
+        sync = AllReduceSync(format=fmt, scaling=APS(), **given)
+    else:
+        sync = make_compressed_sync(compressor, fmt, options=options, **given)
     found = []
     for step in range(STEPS):
         workers = []
         for rank in range(2):
             alone = copy.deepcopy(net)
-            loss_of(alone, rank, step).backward()
+            for i in range(accumulate):
+                loss_of(alone, rank, step + 2 * i).backward()
             own = [torch.zeros_like(p) if p.grad is None else p.grad for p in alone.parameters()]
             workers.append([g.float().contiguous() / 2 for g in own])
         found.append([g.to(dtype) for g in reduce(sync, workers, step=step)])
@@ -167,7 +188,7 @@ def test_ranks_have_the_bits_of_the_emulation(of_ranks):
 
 
 def test_gradients_of_ddp_have_the_bits_of_the_emulation(of_ranks):
-    """Small buckets that DDP rebuilds, channels_last, bfloat16, parameters unused in odd steps, a resumed last step."""
+    """With buckets that DDP rebuilds, accumulation, channels_last, bfloat16, unused parameters and a resumed step."""
     for _, hooks in of_ranks:
         for options, (steps, sent) in zip(HOOKS, hooks, strict=True):
             assert len(set(sent[1:])) == 1 and sent[0] == sent[1] > 0, (options, sent)

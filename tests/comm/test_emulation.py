@@ -39,7 +39,7 @@ def test_rank_order_equals_rational_arithmetic(fmt: str, kahan: bool, aps: bool,
         assert ours == [float(value) for value in expected], n
 
 
-def test_ring_adds_each_chunk_in_an_order_of_its_own() -> None:
+def test_ring_adds_each_chunk_in_a_different_order() -> None:
     # 3 workers, 40 values: chunks of 16, 16 and 8; chunk c is added in the order c+1, c+2, c
     grads = gradients(3, 1.0)
     ours = emulate_all_reduce(list(grads), "e4m1", aps=True, order="ring")

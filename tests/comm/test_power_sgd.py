@@ -113,7 +113,7 @@ def test_a_rank_of_the_shorter_side_gives_the_mean(rank):
                 assert (total - mean).norm() <= 90 * 2.0**-24 * mean.norm(), name
 
 
-def test_matrices_of_the_rank_come_back_and_the_rest_is_the_sum_of_the_format():
+def test_low_rank_matrices_are_exact_and_other_layers_are_summed_in_the_format():
     sync = make(rank=2, **LOW)
     low_rank = [[g.clone() for g in of_worker] for of_worker in everyone()]
     exact = AllReduceSync(world_size=4, parameter_names=list(SHAPES), order="hierarchical", **LOW)
@@ -170,7 +170,7 @@ def test_an_inf_makes_its_matrix_nonfinite():
         assert sync.nonfinite == counted
 
 
-def test_orthonormal_columns_whatever_is_given():
+def test_columns_are_orthonormal_for_any_input():
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor(
         [1e-30, 1e30, 1.0, 1e-44]
     )
@@ -182,7 +182,7 @@ def test_orthonormal_columns_whatever_is_given():
     assert orthonormal(torch.tensor([[1.0], [math.nan]])).isnan().all()
 
 
-def test_bytes_are_those_of_factors_and_whole_layers():
+def test_bytes_are_the_sizes_of_factors_and_whole_layers():
     """Each in blocks of 8 values a rank's shard: 2 (N - 1) / N of them."""
     for bits, settings in ((32, {}), (8, {"format": "e4m3"})):
         sync = make(8, rank=2, **settings)

@@ -9,7 +9,7 @@ from exchanges import EXCHANGES, SHAPES, WITH_RESIDUALS, bounded_gradients, make
 
 
 @pytest.mark.parametrize("name", WITH_RESIDUALS)
-def test_what_was_sent_and_the_residual_are_the_gradient(name: str) -> None:
+def test_the_sent_values_and_the_residual_are_the_gradient(name: str) -> None:
     """Bit for bit; with PowerSGD up to the last bits of M - P Q^T, twice 2^-24 of the larger."""
     sync = make(name, world_size=1)
     owed = [torch.zeros(shape) for shape in SHAPES.values()]

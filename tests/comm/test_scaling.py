@@ -65,7 +65,7 @@ def ask(shifts: Shifts, names: list[str], *magnitudes: float, summands: int = 1)
     return of_group
 
 
-def test_aps_leaves_an_all_zero_layer_alone_and_keeps_its_margin() -> None:
+def test_aps_does_not_shift_a_zero_layer_and_applies_its_margin() -> None:
     names = ["a", "b"]
     assert ask(Shifts(APS()), names, 0.0, 1.0, summands=8) == [0, E4M3.emax - 3]
     assert ask(Shifts(APS(margin=2)), names, 0.0, 1.0, summands=8) == [0, E4M3.emax - 5]
@@ -77,7 +77,7 @@ def test_delayed_aps_uses_the_step_before() -> None:
     assert found == [[E4M3.emax], [E4M3.emax], [E4M3.emax - 2]]
 
 
-def test_delayed_aps_knows_layers_by_name_through_changing_buckets() -> None:
+def test_delayed_aps_identifies_layers_by_name_in_any_buckets() -> None:
     shifts = Shifts(DelayedAPS(margin=0))
     ask(shifts, ["a", "b"], 1.0, 2.0)
     ask(shifts, ["c"], 4.0)
@@ -85,7 +85,7 @@ def test_delayed_aps_knows_layers_by_name_through_changing_buckets() -> None:
     assert ask(shifts, ["a"], 64.0) == [E4M3.emax]
 
 
-def test_delayed_aps_asks_at_once_where_the_layer_was_zero_and_for_that_layer_alone() -> None:
+def test_delayed_aps_agrees_at_once_only_for_layers_that_were_zero() -> None:
     shifts = Shifts(DelayedAPS(margin=0))
     ask(shifts, ["a", "b"], 0.0, 4.0)
     assert ask(shifts, ["a", "b"], 4.0, 64.0) == [E4M3.emax - 2, E4M3.emax - 2]

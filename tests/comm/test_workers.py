@@ -31,7 +31,7 @@ def gathered() -> tuple:
     return workers.gather({w: w * w for w in workers.local}), workers.sum_of_disjoint(table).tolist()
 
 
-def test_what_each_worker_has_comes_together():
+def test_values_of_all_workers_are_gathered():
     first, second = run_ranks(2, gathered)
     assert first == ({0: 0, 1: 1, 2: 4, 3: 9}, [1.0, 2.0, 3.0, 4.0])
     assert second == ({}, first[1])
@@ -58,6 +58,6 @@ def refused() -> list[str]:
     return messages
 
 
-def test_ranks_that_cannot_share_the_workers_are_refused_in_one_way():
+def test_ranks_that_cannot_share_the_workers_get_the_same_message():
     text = "nproc=2 does not divide world_size=3: each process must emulate the same number of workers"
     assert run_ranks(2, refused) == [[text] * 2] * 2

@@ -24,7 +24,6 @@ FILES = {
 
 RUNNER = """
 import contextlib, io, json, sys
-import torch, custom_fp
 from cpdrun.cli import main
 
 found = []
@@ -36,6 +35,7 @@ for words in json.loads(sys.argv[1]):
         except SystemExit as error:
             code = error.code
         if words == ["apply"]:
+            import torch, custom_fp
             print(custom_fp.apply_recipe(torch.nn.Linear(3, 2), "labs"))
     found.append((code, out.getvalue(), err.getvalue()))
 print(json.dumps(found))

@@ -129,7 +129,7 @@ def config_dir(tmp_path_factory) -> Path:
     return folder
 
 
-@at_length(12)
+@at_length(8)
 @given(experiments())
 @example(b"\xff\xfe")
 @example(b"sweep: {format: [e4m3], exclude: 3}")

@@ -75,7 +75,7 @@ def test_new_settings_with_their_defaults_do_not_rename_runs():
     assert len({identity_hash(now), *(identity_hash(config(*typed, one)) for one in on)}) == 4
 
 
-def test_a_class_that_moved_is_importable_and_its_runs_keep_the_first_name():
+def test_a_moved_class_is_importable_and_its_runs_keep_their_names():
     for now in FIRST_NAME.keys() - FORMER_NAME.keys():
         module, _, name = now.rpartition(".")
         assert hasattr(importlib.import_module(module), name), now

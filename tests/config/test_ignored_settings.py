@@ -78,7 +78,7 @@ def test_settings_without_effect_are_reported(monkeypatch):
                 assert line.startswith(beginning), given
 
 
-def test_every_rule_has_its_case():
+def test_every_rule_is_tested():
     lines = [line for _, lines in CASES for line in lines]
     for rule in RULES:
         assert any(rule.covers(line.split()[0]) for line in lines), rule.keys

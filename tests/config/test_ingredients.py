@@ -101,7 +101,7 @@ def test_a_baseline_of_another_recipe_is_one_for_all_values_of_an_ingredient():
         ask([*words, "ingredients.roundin=stochastic,nearest_even"])
 
 
-def test_an_ingredient_that_the_baseline_has_too_is_its_own_as_well():
+def test_an_ingredient_of_both_recipes_applies_to_the_baseline_too():
     words = ["exp=digits_recipes", "recipe=nvfp4", "search.baseline.recipe=nvfp4_4over6"]
     question = ask([*words, "ingredients.rounding=stochastic,nearest_even"])
     against = [

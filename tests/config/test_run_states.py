@@ -36,7 +36,7 @@ def test_unchanged_runs_have_no_notes(sweep):
     assert found.odd == {} and found.edited == [] and found.notes(here=True) == []
 
 
-def test_a_config_changed_by_hand_no_longer_matches_its_name(sweep):
+def test_a_manually_changed_config_no_longer_matches_its_name(sweep):
     run = run_of(sweep, 0)
     run.config.write_text(run.config.read_text().replace("epochs: 15", "epochs: 16"))
     run_of(sweep, 1).config.write_text("- no config\n")
@@ -97,7 +97,7 @@ def test_runs_on_different_processors_are_reported(sweep):
     assert run_states(sweep).notes(here=False) == [], "elsewhere, this machine trains nothing"
 
 
-def test_an_old_record_has_the_processor_of_its_name(sweep):
+def test_an_old_record_without_features_matches_its_processor(sweep):
     write_json(run_of(sweep, 1).env, {"device": processor()[0]})
     assert run_states(sweep).notes(here=True) == []
 

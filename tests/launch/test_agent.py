@@ -1,4 +1,4 @@
-"""One run under its agent: how it ends is named rightly, and nothing outlives anything."""
+"""One run under its agent: its ending is classified, and no process outlives the others."""
 
 import json
 import os
@@ -29,7 +29,7 @@ STATES = {"finished": State.DONE, "diverged": State.DONE}
     ],
     ids=lambda value: value["act"] if isinstance(value, dict) else None,
 )
-def test_the_end_of_a_run_is_named(job, local, config, outcome, exit_code, reason):
+def test_each_ending_of_a_run_is_classified(job, local, config, outcome, exit_code, reason):
     one = job(**config)
     got = drive(local(), [one])["one"]
     assert (got.status, got.exit_code) == (outcome, exit_code)
@@ -39,14 +39,14 @@ def test_the_end_of_a_run_is_named(job, local, config, outcome, exit_code, reaso
     assert not processes_of(one.run.path)
 
 
-def test_the_log_that_matters_is_the_failing_ranks(job, local):
+def test_the_informative_log_is_that_of_the_failing_rank(job, local):
     one = job(act="crash", nproc=2, failing_rank=1, epoch_s=0.5)
     outcome = drive(local(), [one])["one"]
     assert outcome.rank == 1
     assert informative_log(one.run) == one.run.last_attempt().rank_log(1)
 
 
-def test_ranks_see_what_torchrun_would_tell_them(job, local):
+def test_ranks_have_the_environment_of_torchrun(job, local):
     one = job(nproc=2, show=["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "OMP_NUM_THREADS"])
     drive(local(), [one])
     seen = [json.loads((one.run.path / f"seen{rank}.json").read_text()) for rank in (0, 1)]
@@ -57,7 +57,7 @@ def test_ranks_see_what_torchrun_would_tell_them(job, local):
     assert seen[0]["MASTER_ADDR"] == seen[1]["MASTER_ADDR"]
 
 
-def test_a_claimed_run_is_left_alone(job, local):
+def test_a_claimed_run_is_not_started(job, local):
     one = job()
     lock = claim(one.run)
     result = _agent(one)
@@ -66,7 +66,7 @@ def test_a_claimed_run_is_left_alone(job, local):
     os.close(lock)
 
 
-def test_a_finished_run_is_left_alone(job, local):
+def test_a_finished_run_is_not_started(job, local):
     one = job()
     drive(local(), [one])
     assert _agent(one).status == "elsewhere"
@@ -92,35 +92,31 @@ def test_no_process_outlives_a_kill(job, local, victim):
     assert [event.outcome.status for event in events] == ["killed"]
 
 
-def test_a_run_killed_from_outside_is_tried_again(job, local):
+def test_a_run_killed_from_outside_is_retried(job, local):
     one = job(act="once_killed", epochs=3)
     assert drive(local(retries=1), [one])["one"].status == "finished"
     assert [a.outcome().status for a in one.run.attempts()] == ["killed", "finished"]
     assert (one.run.path / "trace.txt").read_text().split() == ["1", "2", "3"]  # no epoch was done twice
 
 
-def test_the_same_failure_twice_is_enough(job, local):
+def test_a_failure_that_repeats_is_not_retried_further(job, local):
     one = job(act="crash")
     assert drive(local(retries=5), [one])["one"].status == "failed"
     assert len(one.run.attempts()) == 2
 
 
-def test_of_several_tasks_the_first_to_fail_is_the_cause():
+def test_the_first_task_to_fail_is_the_cause():
     lost = {"exit_code": 1, "rank": 0, "ended": 103.5}
     killed = {"exit_code": -9, "rank": 3, "ended": 100.1}
     output = b"\n".join(json.dumps(answer).encode() for answer in (lost, killed)) + b"\nsrun: a word\n"
     assert answer_of_tasks(output, 137) == killed
-    assert (
-        answer_of_tasks(json.dumps({"exit_code": 0, "rank": None, "ended": 1.0}).encode(), 0)["exit_code"]
-        == 0
-    )
-    assert answer_of_tasks(b"", 1) == {
-        "exit_code": 1,
-        "rank": None,
-    }  # srun itself failed; its words are in the log
+    good = {"exit_code": 0, "rank": None, "ended": 1.0}
+    assert answer_of_tasks(json.dumps(good).encode(), 0)["exit_code"] == 0
+    # If srun itself failed, its message is in the log.
+    assert answer_of_tasks(b"", 1) == {"exit_code": 1, "rank": None}
 
 
-def test_a_removed_config_is_one_clear_line(job, local):
+def test_a_missing_config_fails_only_its_run(job, local):
     one, other = job("one"), job("other")
     one.run.config.unlink()
     outcomes = drive(local(), [one, other])
@@ -130,7 +126,7 @@ def test_a_removed_config_is_one_clear_line(job, local):
 
 
 def _agent(job) -> Outcome:
-    """Run an agent by hand, from cold."""
+    """Run an agent by hand, without a warm process."""
     done = subprocess.run(
         [sys.executable, "-m", "cpdrun.launch.attempt.agent", str(job.run.path)],
         capture_output=True,

@@ -43,7 +43,7 @@ def asked(text):
     ],
     ids=str,
 )
-def test_an_array_asks_for_what_its_runs_use(typed, expected):
+def test_an_array_requests_the_resources_of_its_runs(typed, expected):
     (text,) = scripts(*typed).values()
     found = asked(text)
     assert {key: found.get(key) for key in expected} == expected
@@ -62,12 +62,12 @@ def test_an_array_asks_for_what_its_runs_use(typed, expected):
         ("launcher._target_=cpdrun.nowhere.Nothing", "launcher: cannot import cpdrun.nowhere.Nothing"),
     ],
 )
-def test_a_launcher_that_cannot_be_had_is_one_line(typed, message):
+def test_an_invalid_launcher_is_an_error(typed, message):
     with pytest.raises(LaunchError, match=message):
         scripts(typed)
 
 
-def test_the_flagship_gets_a_gpu_and_its_loaders_and_runs_of_other_needs_a_script_of_their_own():
+def test_runs_with_different_resources_have_separate_scripts():
     (text,) = scripts("exp=resnet50_bits", max_parallel=3).values()
     found = asked(text)
     assert (found["cpus-per-task"], found["array"], found["gres"]) == ("9", "0-1%3", "gpu:1")
@@ -76,7 +76,7 @@ def test_the_flagship_gets_a_gpu_and_its_loaders_and_runs_of_other_needs_a_scrip
     assert [asked(text)["cpus-per-task"] for text in two.values()] == ["3", "4"]
 
 
-def test_a_damaged_list_of_arrays_hides_what_is_damaged_alone(sweep):
+def test_damaged_entries_of_the_list_of_arrays_are_ignored(sweep):
     good = {"job": "7", "script": "array.sbatch", "runs": ["one"]}
     sweep.path.mkdir()
     for text in ("", "7", "[1, 2", '{"job": "7"}', '[{"job": 7, "runs": []}, {"job": "7", "runs": "one"}]'):
@@ -114,7 +114,7 @@ def advice_on(*typed, finished=(), calibration=None, folder=None):
     ],
     ids=str,
 )
-def test_a_launch_says_that_it_asks_for_no_gpu(typed, said):
+def test_a_launch_without_gpu_is_noted(typed, said):
     assert advice_on(*typed) == said
 
 
@@ -132,7 +132,7 @@ def test_a_launch_says_that_it_asks_for_no_gpu(typed, said):
         (90, 5400),
     ],
 )
-def test_a_time_limit_is_read_as_sbatch_reads_it(limit, seconds):
+def test_time_limits_are_parsed_as_by_sbatch(limit, seconds):
     assert limit_seconds(limit) == seconds
 
 

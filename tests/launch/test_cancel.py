@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_cancelled_before_it_has_read_its_settings(command, tmp_path):
+def test_a_command_is_cancelled_before_it_has_read_its_settings(command, tmp_path):
     sweep = SweepDir(tmp_path / "one")
     sweep.path.mkdir()
     cancel_sweep(sweep)  # of a command before this one, which has no say
@@ -74,7 +74,7 @@ class EndsAtCtrlC(Executor):
 
 
 @pytest.mark.parametrize(("further", "code"), [(1, INTERRUPTED), (0, OK)])
-def test_ctrl_c_as_the_only_run_ends_leaves_to_do_what_would_have_come_next(
+def test_ctrl_c_while_a_run_ends_counts_the_runs_that_would_have_followed(
     sweep, job, monkeypatch, further, code
 ):
     monkeypatch.setattr("cpdrun.launch.session.make_executor", lambda *_: EndsAtCtrlC())
@@ -96,7 +96,7 @@ def test_an_earlier_cancellation_does_not_count(sweep):
     assert cancellation_before(sweep, 15) is None
 
 
-def test_the_clock_of_the_file_system_decides(sweep):
+def test_times_are_compared_by_the_clock_of_the_file_system(sweep):
     """A server stamps files 100 s ahead of this machine."""
     sweep.path.mkdir(parents=True)
     cancel_sweep(sweep)

@@ -23,7 +23,7 @@ HEALTHY = {
 }
 
 
-def test_here_everything_that_is_needed_is_found(tmp_path):
+def test_this_machine_is_healthy(tmp_path):
     findings = {finding.what: finding for finding in examine(tmp_path / "results")}
     assert findings["torch"].state == "ok"
     assert findings["data digits"].state == "ok"
@@ -48,14 +48,14 @@ def test_here_everything_that_is_needed_is_found(tmp_path):
         ),
     ],
 )
-def test_an_illness_is_told_with_its_remedy(monkeypatch, tmp_path, illness, what, state, remedy):
+def test_a_problem_is_reported_with_its_fix(monkeypatch, tmp_path, illness, what, state, remedy):
     monkeypatch.setattr(doctor, "probe", lambda: HEALTHY | illness)
     finding = next(finding for finding in examine(tmp_path) if finding.what == what)
     assert finding.state == state
     assert remedy in finding.fix
 
 
-def test_a_trainer_that_does_not_start_is_one_line(monkeypatch, tmp_path):
+def test_a_trainer_that_does_not_start_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
     findings = examine(tmp_path)
     trainer = next(finding for finding in findings if finding.what == "trainer")

@@ -43,7 +43,7 @@ def _writes(pid, log):
         return False
 
 
-def test_ranks_that_are_killed_change_no_bit(trainer, sweep, tmp_path, monkeypatch):
+def test_killed_ranks_change_no_bit(trainer, sweep, tmp_path, monkeypatch):
     """Of error feedback, gossip and outer steps: what only some ranks know comes back, too."""
     from cpdrun.train.rank import run_rank
 
@@ -86,7 +86,7 @@ def test_ranks_that_are_killed_change_no_bit(trainer, sweep, tmp_path, monkeypat
         assert rows == undisturbed
 
 
-def test_one_that_dies_at_the_same_step_again_and_again_is_given_up(job, local):
+def test_a_run_that_dies_at_the_same_step_three_times_is_given_up(job, local):
     one = job(act="kill", elastic=True)
     outcome = drive(local(), [one])["one"]
     assert (outcome.status, outcome.exit_code, len(one.run.attempts())) == ("killed", -signal.SIGKILL, 1)
@@ -96,7 +96,7 @@ def test_one_that_dies_at_the_same_step_again_and_again_is_given_up(job, local):
 
 
 @pytest.mark.parametrize("act", ["crash", "out_of_memory"])
-def test_an_error_is_not_tried_again(job, local, act):
+def test_an_error_is_not_retried(job, local, act):
     one = job(act=act, elastic=True)
     assert drive(local(), [one])["one"].restarts is None
     log = one.run.attempts()[0]
@@ -104,7 +104,7 @@ def test_an_error_is_not_tried_again(job, local, act):
     assert log.rank_log(0).read_text().count("rank 0 of 1") == 1
 
 
-def test_a_killed_engine_costs_what_came_after_the_checkpoint(job, local):
+def test_after_a_killed_engine_the_run_continues_from_its_checkpoint(job, local):
     """Nothing that was kept in memory is left: the run goes on from there by itself."""
     one = job(epochs=40, epoch_s=0.05, elastic=True)
     executor = local()

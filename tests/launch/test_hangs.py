@@ -25,11 +25,8 @@ def test_a_stopped_process_ends_the_run(job, local, victim, nproc):
     os.kill(others["rank"], signal.SIGSTOP)
     os.kill(others[victim], signal.SIGSTOP)
     outcome = finish(executor)["one"]
-    assert (outcome.status, outcome.rank, outcome.reason) == (
-        "failed",
-        0,
-        "rank 0 was stopped by a signal: no step in 12 s (patience_s)",
-    )
+    assert (outcome.status, outcome.rank) == ("failed", 0)
+    assert outcome.reason == "rank 0 was stopped by a signal: no step in 12 s (patience_s)"
     assert state_of(one.run) is State.FAILED
     wait_for(lambda: not processes_of(one.run.path), "the end of every process")
 

@@ -63,7 +63,7 @@ def command_of(pid: int) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_an_interruption_and_a_kill_of_each_kind_change_nothing(tmp_path):
+def test_an_interruption_and_a_kill_of_each_kind_of_process_change_no_bit(tmp_path):
     dice = random.Random(SEED)
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     subprocess.run(sweep_command(calm), env=environment(), check=True, capture_output=True)

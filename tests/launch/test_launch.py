@@ -1,5 +1,6 @@
-"""A whole launch in a process of its own: what it counts, says and leaves behind."""
+"""A complete launch in its own process: what it counts, prints and leaves behind."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -49,7 +50,7 @@ def result(process: subprocess.Popen) -> tuple[int, dict, str]:
     return process.returncode, json.loads(lines[-1]), "\n".join(lines[:-1])
 
 
-def test_the_good_finish_and_the_bad_is_shown(launcher, sweep):
+def test_runs_finish_and_failures_are_shown(launcher, sweep):
     jobs = {"good": {}, "bad": {"act": "crash"}, "wild": {"act": "diverge"}, "better": {"epoch_s": 0.2}}
     code, summary, text = result(launcher(jobs=jobs))
     assert code == 1
@@ -60,7 +61,7 @@ def test_the_good_finish_and_the_bad_is_shown(launcher, sweep):
     assert not summary["torch_imported"]
 
 
-def test_training_share_is_of_wall_time_and_slots(launcher):
+def test_the_training_share_is_relative_to_wall_time_and_slots(launcher):
     code, summary, text = result(launcher(jobs={"a": {"epochs": 4, "epoch_s": 0.5}}, options={"jobs": 1}))
     assert code == 0
     assert summary["training_share"] == pytest.approx(2.0 / summary["wall_seconds"])
@@ -73,21 +74,21 @@ def test_a_resumed_run_does_not_count_its_earlier_training(job):
     assert training_share([(one, 5.0)], slots=2, wall_seconds=10.0) == 0.25
 
 
-def test_leaving_at_once_needs_a_scheduler(launcher, sweep):
+def test_not_waiting_needs_a_scheduler(launcher, sweep):
     process = launcher(jobs={"a": {}}, options={"wait": False})
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
     assert "--launcher slurm" in err and err.count("\n") == 1
 
 
-def test_problems_found_beforehand_leave_nothing_on_disk(launcher, sweep):
+def test_problems_found_by_the_check_leave_nothing_on_disk(launcher, sweep):
     process = launcher(jobs={"a": {"data": "missing"}, "b": {}})
     out, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, out, err) == (2, "", "error: no such data: missing\n")
     assert not sweep.path.exists()
 
 
-def test_interrupted_once_it_saves_and_goes_on_later(launcher, sweep):
+def test_a_launch_interrupted_once_saves_and_continues_later(launcher, sweep):
     jobs = {name: {"epochs": 40, "epoch_s": 0.05} for name in ("a", "b", "c")}
     process = launcher(jobs=jobs)
     wait_for(sweep.run("a").status.exists, "the first epoch")
@@ -104,7 +105,7 @@ def test_interrupted_once_it_saves_and_goes_on_later(launcher, sweep):
     assert epochs == [str(n) for n in range(1, 41)]  # went on where it was, and did nothing twice
 
 
-def test_interrupted_twice_it_stops_at_once(launcher, sweep):
+def test_a_launch_interrupted_twice_stops_at_once(launcher, sweep):
     process = launcher(jobs={"a": {"epochs": 2, "epoch_s": 600}})
     attempt = wait_for(lambda: sweep.run("a").last_attempt(), "the attempt")
     wait_for(attempt.rank_log(0).exists, "the rank")
@@ -117,7 +118,7 @@ def test_interrupted_twice_it_stops_at_once(launcher, sweep):
     assert not processes_of(sweep.path)
 
 
-def test_cancelled_from_another_shell_it_stops_gently(launcher, sweep):
+def test_a_cancelled_launch_stops_gracefully(launcher, sweep):
     process = launcher(jobs={name: {"epochs": 400, "epoch_s": 0.05} for name in ("a", "b", "c")})
     wait_for(sweep.run("a").status.exists, "the first epoch")
     cancel_sweep(sweep)
@@ -153,16 +154,16 @@ def test_two_launchers_execute_each_run_once(launcher, sweep):
 
 @pytest.fixture
 def no_flock(monkeypatch):
-    """Processes started from here on find no flock."""
+    """Processes that are started from now on have no flock."""
     monkeypatch.setenv("PYTHONPATH", f"{HERE / 'no_flock'}{os.pathsep}{os.environ['PYTHONPATH']}")
 
 
-def test_without_flock_too_each_run_is_executed_once(no_flock, launcher, sweep):
+def test_each_run_is_executed_once_without_flock(no_flock, launcher, sweep):
     test_two_launchers_execute_each_run_once(launcher, sweep)
     assert not list(sweep.path.glob("runs/*/.holder*"))
 
 
-def test_without_flock_a_dead_launcher_is_replaced_when_its_heart_has_stopped(no_flock, launcher, sweep):
+def test_a_dead_launcher_without_flock_is_replaced_when_its_heartbeat_is_old(no_flock, launcher, sweep):
     jobs = {"a": {"epochs": 40, "epoch_s": 0.05}}
     run = sweep.run("a")
     process = launcher(jobs=jobs)
@@ -184,7 +185,7 @@ def test_more_ranks_than_slots_still_run(launcher):
     assert (code, summary["done"]) == (0, 2)
 
 
-def test_results_dir_that_cannot_be_made_is_one_line(launcher, sweep):
+def test_a_results_dir_that_cannot_be_created_is_an_error(launcher, sweep):
     sweep.path.parent.mkdir(exist_ok=True)
     sweep.path.write_text("a file where the folder should be")
     process = launcher(jobs={"a": {}})
@@ -193,7 +194,7 @@ def test_results_dir_that_cannot_be_made_is_one_line(launcher, sweep):
     assert err.startswith("error: cannot write") and err.count("\n") == 1
 
 
-def test_a_garbage_done_json_is_named_and_hurts_nobody(launcher, sweep):
+def test_an_invalid_done_json_fails_only_its_run(launcher, sweep):
     jobs = {"a": {"epochs": 20, "epoch_s": 0.1}, "b": {}}
     process = launcher(jobs=jobs)
     wait_for(sweep.run("a").status.exists, "the first epoch")
@@ -205,51 +206,44 @@ def test_a_garbage_done_json_is_named_and_hurts_nobody(launcher, sweep):
     assert "done.json does not contain a record. Remove the file and start the run again" in text
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_full_disk_is_one_clear_line(launcher, sweep):
+@pytest.fixture
+def tmpfs(sweep):
+    """Mount a file system of 256 KB in place of the folder of the sweep."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
     sweep.path.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(sweep.path)], check=True)
-    try:
-        jobs = {"a": {"epochs": 100, "epoch_s": 0.05}, "b": {}}
-        process = launcher(jobs=jobs)
-        wait_for(sweep.run("b").done.exists, "the end of the short run")
-        wait_for(sweep.run("a").status.exists, "the first epoch")
-        filler = Path(sweep.path / "filler")
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * 4096)
-            except OSError:
-                pass
-        code, summary, text = result(process)
-        assert (code, summary["failed"], summary["done"]) == (1, ["a"], 1)
-        assert "stopping because the disk is full" in text and "Traceback" not in text
-        assert text.count("Free some space, then type the command again") == 1
-        filler.unlink()
-        code, summary, _ = result(launcher(jobs=jobs))
-        assert (code, summary["done"]) == (0, 1)
-    finally:
-        wait_for(lambda: not processes_of(sweep.path), "the end of every process")
-        subprocess.run(["umount", str(sweep.path)], check=True)
+    yield sweep.path
+    wait_for(lambda: not processes_of(sweep.path), "the end of every process")
+    subprocess.run(["umount", str(sweep.path)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a read-only tmpfs needs root")
-def test_results_that_became_read_only_are_one_clear_line_and_can_be_looked_at(launcher, sweep):
-    sweep.path.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(sweep.path)], check=True)
-    try:
-        result(launcher(jobs={"a": {}}))
-        subprocess.run(["mount", "-o", "remount,ro", str(sweep.path)], check=True)
-        process = launcher(jobs={"a": {}, "b": {}})
-        _, err = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 2
-        assert (
-            err == f"error: cannot write {sweep.run('b').path}: Read-only file system. Nothing was started.\n"
-        )
-        assert [(row.name, row.state) for row in sweep_status(sweep)] == [("a", State.DONE)]
-    finally:
-        wait_for(lambda: not processes_of(sweep.path), "the end of every process")
-        subprocess.run(["umount", str(sweep.path)], check=True)
+def test_a_full_disk_is_reported_once(tmpfs, launcher, sweep):
+    jobs = {"a": {"epochs": 100, "epoch_s": 0.05}, "b": {}}
+    process = launcher(jobs=jobs)
+    wait_for(sweep.run("b").done.exists, "the end of the short run")
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    filler = tmpfs / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    code, summary, text = result(process)
+    assert (code, summary["failed"], summary["done"]) == (1, ["a"], 1)
+    assert "stopping because the disk is full" in text and "Traceback" not in text
+    assert text.count("Free some space, then type the command again") == 1
+    filler.unlink()
+    code, summary, _ = result(launcher(jobs=jobs))
+    assert (code, summary["done"]) == (0, 1)
+
+
+def test_read_only_results_are_an_error_but_can_be_shown(tmpfs, launcher, sweep):
+    result(launcher(jobs={"a": {}}))
+    subprocess.run(["mount", "-o", "remount,ro", str(tmpfs)], check=True)
+    process = launcher(jobs={"a": {}, "b": {}})
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert err == f"error: cannot write {sweep.run('b').path}: Read-only file system. Nothing was started.\n"
+    assert [(row.name, row.state) for row in sweep_status(sweep)] == [("a", State.DONE)]
 
 
 def test_a_thousand_pending_runs_fit_in_little_memory(launcher, sweep):
@@ -260,12 +254,12 @@ def test_a_thousand_pending_runs_fit_in_little_memory(launcher, sweep):
     assert summary["peak_mb"] < 200
 
 
-def test_on_a_terminal_there_is_a_live_table(launcher, sweep):
+def test_a_terminal_shows_a_live_table(launcher, sweep):
     _, _, text = result(launcher(jobs={"a": {"epochs": 20, "epoch_s": 0.1}}, terminal=True))
     assert "50.0 %" in text and "0/1 runs" in text and "left" in text
 
 
-def test_cancelled_while_it_still_looks_whether_the_runs_can_start(launcher, sweep, tmp_path):
+def test_a_launch_can_be_cancelled_during_the_check(launcher, sweep, tmp_path):
     gate = tmp_path / "slow"
     gate.write_text("not looked at")
     sweep.runs_folder.mkdir(parents=True)
@@ -277,15 +271,15 @@ def test_cancelled_while_it_still_looks_whether_the_runs_can_start(launcher, swe
     assert (code, summary["interrupted"], summary["done"]) == (130, 1, 0)
 
 
-def test_a_check_that_is_killed_is_called_so(launcher, sweep):
+def test_a_killed_check_is_reported(launcher, sweep):
     process = launcher(jobs={"a": {"kill_check": True}})
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
     assert "was killed, by a user or because the machine is out of memory" in err
 
 
-def test_a_hangup_that_nohup_ignores_stays_ignored(sweep):
-    """By the launcher, the engine and the rank alike."""
+def test_hangup_is_ignored_under_nohup(sweep):
+    """The launcher, the engine and the rank ignore it."""
     request = {"jobs": {"a": {"epochs": 30, "epoch_s": 0.05}}}
     nohup = subprocess.Popen(
         ["nohup", sys.executable, str(HERE / "script.py"), str(sweep.path), json.dumps(request)],
@@ -302,7 +296,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(sweep):
     assert (code, summary["done"]) == (0, 1)
 
 
-def test_no_thread_of_an_agent_takes_a_signal_from_the_one_that_waits(launcher, sweep):
+def test_only_the_waiting_thread_of_an_agent_receives_signals(launcher, sweep):
     """A signal that another thread takes does not end the wait for the ranks: 8 of 32 stops were lost so."""
     process = launcher(jobs={"a": {"epochs": 400, "epoch_s": 0.05}})
     wait_for(sweep.run("a").status.exists, "the first epoch")
@@ -319,17 +313,11 @@ def test_no_thread_of_an_agent_takes_a_signal_from_the_one_that_waits(launcher, 
     assert result(process)[0] == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_stopped_before_anything_has_begun_it_ends_with_130(tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_before_the_start_ends_the_command_with_130(tmp_path, number):
+    words = ["sweep", "exp=digits_bits", f"results_dir={tmp_path / 'results'}"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "cpdrun.cli",
-            "sweep",
-            "exp=digits_bits",
-            f"results_dir={tmp_path / 'results'}",
-        ],
+        [sys.executable, "-m", "cpdrun.cli", *words],
         env={key: value for key, value in os.environ.items() if key != MODULE_VARIABLE},
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a shell's & and nohup ignore it
         stdout=subprocess.PIPE,
@@ -344,7 +332,7 @@ def test_stopped_before_anything_has_begun_it_ends_with_130(tmp_path, number):
 
 
 @pytest.mark.parametrize("act", ["moved", "deleted"])
-def test_a_sweep_whose_folder_goes_is_one_line(tmp_path, act):
+def test_a_moved_or_deleted_sweep_stops_with_an_error(tmp_path, act):
     results = tmp_path / "results"
     typed = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true", "seed=0", "epochs=400", "device=cpu"]
     process = subprocess.Popen(
@@ -370,10 +358,8 @@ def test_a_sweep_whose_folder_goes_is_one_line(tmp_path, act):
     wait_for(lambda: not processes_of(results), "the end of every process")
 
 
-def test_what_is_killed_or_stopped_at_once_leaves_no_temporary_folders(
-    launcher, sweep, tmp_path, monkeypatch
-):
-    """torchrun leaves torchelastic_* where it is killed; our engine, of the same machinery, makes none."""
+def test_killed_processes_leave_no_temporary_folders(launcher, sweep, tmp_path, monkeypatch):
+    """torchrun leaves torchelastic_* folders when it is killed. Our engine uses parts of torchrun and makes none."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))

@@ -27,14 +27,14 @@ def test_gpus_are_shared_evenly_and_ranks_spread():
     assert slots.take(1) is None
 
 
-def test_visible_gpus_are_those_the_user_left_visible(monkeypatch):
+def test_cuda_visible_devices_limits_the_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-ab12")
     assert resources.gpus() == ["2", "GPU-ab12"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert resources.gpus() == []
 
 
-def test_cores_respect_the_container(monkeypatch, tmp_path):
+def test_the_limit_of_a_container_limits_the_cores(monkeypatch, tmp_path):
     quota = tmp_path / "cpu.max"
     quota.write_text("100000 100000\n")
     monkeypatch.setattr(resources, "CGROUP_CPU_MAX", quota)
@@ -51,7 +51,7 @@ def test_each_run_sees_its_own_gpu(job, local, monkeypatch):
     assert seen == {"4", "7"}
 
 
-def test_never_more_ranks_than_slots(job, local):
+def test_there_are_never_more_ranks_than_slots(job, local):
     executor = local(jobs=3)
     executor.submit([job(f"r{i}", nproc=1 + i % 2, epoch_s=0.1) for i in range(5)])
     widths = []
@@ -62,7 +62,7 @@ def test_never_more_ranks_than_slots(job, local):
 
 
 @pytest.mark.parametrize("now", [False, True])
-def test_a_stop_reaches_an_agent_that_is_still_starting(job, local, capfd, now):
+def test_an_agent_that_is_still_starting_can_be_stopped(job, local, capfd, now):
     executor = local()
     one = job(epochs=100, epoch_s=0.1)
     executor.submit([one])
@@ -74,7 +74,7 @@ def test_a_stop_reaches_an_agent_that_is_still_starting(job, local, capfd, now):
     assert capfd.readouterr().err == ""
 
 
-def test_an_agent_whose_warm_process_is_gone_starts_from_cold(job, local, warm):
+def test_an_agent_without_warm_process_starts_cold(job, local, warm):
     executor = local(retries=1)
     executor._warm = own = type(warm)()
     one = job(epochs=20, epoch_s=0.05)

@@ -27,7 +27,7 @@ def age(run):
     os.utime(run.holder, (old, old))
 
 
-def test_one_of_two_gets_the_run_and_the_other_after_its_release(run):
+def test_one_of_two_claims_the_run_and_the_other_after_its_release(run):
     first = claim(run)
     assert first is not None and is_claimed(run)
     assert claim(run) is None
@@ -52,7 +52,7 @@ def claim_together(barrier, run):
     return claim(run)
 
 
-def test_of_many_who_see_a_dead_holder_one_gets_the_run(run):
+def test_only_one_of_many_replaces_a_dead_holder(run):
     barrier = threading.Barrier(8)
     with ThreadPoolExecutor(8) as pool:
         for _ in range(30):
@@ -63,7 +63,7 @@ def test_of_many_who_see_a_dead_holder_one_gets_the_run(run):
             release(run, mine)
 
 
-def test_a_holder_that_was_taken_for_dead_leaves_its_successor_alone(run):
+def test_a_replaced_holder_does_not_release_the_run_of_its_successor(run):
     sleeper = claim(run)
     run.holder.write_text("another-host 1\n")
     assert not heartbeat(run)
@@ -71,7 +71,7 @@ def test_a_holder_that_was_taken_for_dead_leaves_its_successor_alone(run):
     assert is_claimed(run)
 
 
-def test_forgetting_a_run_gives_it_back(run):
+def test_forgetting_a_run_releases_it(run):
     forget(run)
     assert not is_claimed(run)
 

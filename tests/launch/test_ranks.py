@@ -1,4 +1,4 @@
-"""Ranks that die or hang while they train: the run fails soon, by name, whoever waits for them."""
+"""Ranks that die or hang while they train: the run fails soon, and the error names the rank."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ RUN = [
 ]
 
 
-def test_the_rank_that_died_and_the_rank_that_hangs_are_named(tmp_path):
+def test_dead_and_hanging_ranks_are_named(tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
     typed = [*RUN, *dawdling(slow, hang_rank="null,1"), "patience_s=3", f"results_dir={tmp_path}"]
@@ -61,9 +61,7 @@ def process_of_rank(run: RunDir, rank: int) -> int | None:
     """The process that writes the log of `rank`."""
     for process in Path("/proc").iterdir():
         try:
-            if process.name.isdecimal() and (process / "fd" / "1").readlink() == run.attempts()[0].rank_log(
-                rank
-            ):
+            if process.name.isdecimal() and (process / "fd/1").readlink() == run.attempts()[0].rank_log(rank):
                 return int(process.name)
         except OSError:
             continue

@@ -1,6 +1,6 @@
-"""Ranks that are forked together: they meet, or those who are missing are named soon.
+"""Ranks that are forked together meet, or the missing ranks are named.
 
-A hundred times and more: CPDRUN_FORKS=100 pytest tests/launch/test_rendezvous.py
+To repeat the first test 100 times: CPDRUN_FORKS=100 pytest tests/launch/test_rendezvous.py
 """
 
 import os
@@ -10,13 +10,13 @@ import sys
 
 from driving import drive, family, finish, wait_for
 
-FORKS = int(os.environ.get("CPDRUN_FORKS", "2"))
+FORKS = int(os.environ.get("CPDRUN_FORKS", "1"))
 MANY = 64
 
 
-def test_many_ranks_forked_together_all_meet(job, local):
-    """In 2 of 8 starts one of them used to hang: forked while torch's store, in the process that forks, held a lock of
-    libc's resolver for a rank that was already connecting."""
+def test_many_ranks_forked_together_meet(job, local):
+    """In 2 of 8 starts, one rank used to hang. It was forked while torch's store, in the process that forks, held a
+    lock of libc's resolver for a rank that was already connecting."""
     executor = local(jobs=MANY)
     for number in range(FORKS):
         one = job(f"r{number}", nproc=MANY, meet=True, patience_s=60)
@@ -25,7 +25,7 @@ def test_many_ranks_forked_together_all_meet(job, local):
 
 
 def test_no_rank_connects_before_the_last_is_forked(job, local):
-    """The first to be forked stand at the gate, with no socket of their own, while one is yet to come."""
+    """The first ranks wait at the gate, without a socket of their own, until the last is forked."""
     gate = (
         "import os, sys, time; from cpdrun.train.ranks.rendezvous import Gate; gate = Gate(3)\n"
         "for rank in range(3):\n"
@@ -40,14 +40,14 @@ def test_no_rank_connects_before_the_last_is_forked(job, local):
     assert len(lines) == 6
 
 
-def test_a_rank_that_never_comes_is_named(job, local):
+def test_a_missing_rank_is_named(job, local):
     one = job(nproc=3, meet=True, absent=1, patience_s=4)
     outcome = drive(local(jobs=3), [one])["one"]
     assert outcome.status == "failed"
     assert "rank 1 did not come to the rendezvous within 4 s; rank " in outcome.reason
 
 
-def test_the_store_listens_on_loopback_alone(job, local):
+def test_the_store_listens_on_loopback_only(job, local):
     one = job(epochs=4000, epoch_s=0.05)
     executor = local()
     executor.submit([one])

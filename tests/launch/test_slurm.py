@@ -155,7 +155,7 @@ def test_a_sweep_of_a_script(node, tmp_path):
     assert read_json(fine.last_attempt().where)["slurm_job"]
 
 
-def test_cancelled_from_another_shell(job, slurm, sweep):
+def test_a_sweep_is_cancelled_from_another_shell(job, slurm, sweep):
     jobs = [job("running", epochs=400, epoch_s=0.1), job("waiting")]
     executor = slurm(max_parallel=1)
     executor.submit(jobs)
@@ -168,7 +168,7 @@ def test_cancelled_from_another_shell(job, slurm, sweep):
     assert queued(sweep) == {}
 
 
-def test_odd_names_and_values_reach_slurm_as_they_are(job, node, tmp_path):
+def test_unusual_names_and_values_reach_slurm_unchanged(job, node, tmp_path):
     sweep = SweepDir(tmp_path / "two words %j # 'quoted'")
     one = make_job(sweep, "one")
     executor = SlurmExecutor(
@@ -180,18 +180,18 @@ def test_odd_names_and_values_reach_slurm_as_they_are(job, node, tmp_path):
     assert (sweep.slurm_logs / f"{array}_0.log").exists()
 
 
-def test_a_value_that_would_end_its_line_is_refused(slurm):
+def test_line_breaks_in_values_are_errors(slurm):
     for settings in ({"partition": "debug\nrm -rf /"}, {"sbatch": ["--qos=low\ntouch evil"]}):
         with pytest.raises(LaunchError, match="no line breaks"):
             slurm(**settings)
 
 
-def test_ranks_that_cannot_be_spread_are_refused(job, slurm):
+def test_ranks_that_cannot_be_divided_among_tasks_are_an_error(job, slurm):
     with pytest.raises(LaunchError, match="does not divide nproc=3"):
         slurm(tasks_per_node=2).submit([job(nproc=3)])
 
 
-def test_a_controller_that_does_not_answer_is_waited_for(job, slurm, monkeypatch):
+def test_a_silent_controller_is_waited_for(job, slurm, monkeypatch):
     one = job()
     executor = slurm()
     executor.submit([one])
@@ -205,14 +205,14 @@ def _no_answer(_):
     raise LaunchError("squeue: Unable to contact slurm controller")
 
 
-def test_without_slurm_one_line_says_so(job, sweep, monkeypatch):
+def test_missing_slurm_is_an_error(job, sweep, monkeypatch):
     monkeypatch.setenv("PATH", "")
     executor = SlurmExecutor(**DEFAULTS, sweep=sweep, options=LaunchOptions())
     with pytest.raises(LaunchError, match="sbatch is not installed here"):
         executor.submit([job()])
 
 
-def test_two_tasks_meet_their_time_limit_and_go_on_as_the_very_element(under_limit, tmp_path):
+def test_two_tasks_reach_their_time_limit_and_continue_in_the_same_element(under_limit, tmp_path):
     executor, long, slow = under_limit
     wait_for(lambda: long.run.attempts() and long.run.attempts()[0].exit.exists(), "the time limit")
     slow.unlink()

@@ -1,4 +1,4 @@
-"""What another shell sees of a sweep, and how it stops one."""
+"""What another shell shows of a sweep, its logs and its launch, and how it cancels runs."""
 
 import io
 import json
@@ -6,6 +6,7 @@ import math
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,11 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from driving import drive, finish, wait_for
+from driving import drive, finish, make_job, wait_for
 from rich.console import Console
 
-from cpdrun.launch.base import Event, Job
+from cpdrun.launch.base import Event, Job, LaunchOptions
 from cpdrun.launch.cancel import cancel_run, cancel_sweep
+from cpdrun.launch.local import LocalExecutor
 from cpdrun.launch.progress import logs, status
 from cpdrun.launch.progress.best_result import BestResult, deciding
 from cpdrun.launch.progress.display import Display, print_summary
@@ -35,25 +37,43 @@ from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation
 from cpdrun.sweep import plan
 
 
+def shown(sweep, *, watch=False, **options):
+    """Return what `cpdrun status` prints on a console with these options."""
+    out = io.StringIO()
+    print_status(Console(file=out, **{"width": 140, **options}), sweep, watch=watch)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, warm):
+    """A sweep with a run in each state but running, from a real launch. Tests that change it use `mixed`."""
+    sweep = SweepDir(tmp_path_factory.mktemp("ended") / "sweep")
+    acts = {"done": "finish", "failed": "crash", "wild": "diverge"}
+    options = {"warm_start": True, "sweep": sweep, "options": LaunchOptions(), "warm": warm}
+    executor = LocalExecutor(2, 1, **options)
+    drive(executor, [make_job(sweep, name, act=act) for name, act in acts.items()])
+    executor.close()
+    make_job(sweep, "waiting")
+    return sweep
+
+
 @pytest.fixture
-def mixed(job, local):
-    """A run of each state but running."""
-    jobs = [job("done"), job("failed", act="crash"), job("wild", act="diverge")]
-    drive(local(), jobs)
-    return [*jobs, job("waiting")]
+def mixed(ended, sweep):
+    """A copy of the ended sweep."""
+    shutil.copytree(ended.path, sweep.path)
+    return sweep
 
 
-def test_each_state_is_told_with_its_reason(mixed, sweep):
-    rows = {row.name: row for row in sweep_status(sweep)}
+def test_each_state_is_shown_with_its_reason(ended):
+    rows = {row.name: row for row in sweep_status(ended)}
     assert rows["done"].state is State.DONE and rows["done"].test_accuracy == 0.5
-    assert (
-        rows["failed"].state is State.FAILED and rows["failed"].reason == "ValueError: the weights are sour"
-    )
+    assert rows["failed"].state is State.FAILED
+    assert rows["failed"].reason == "ValueError: the weights are sour"
     assert rows["wild"].state is State.DONE and rows["wild"].diverged
     assert rows["waiting"].state is State.PENDING and rows["waiting"].attempt is None
 
 
-def test_a_running_run_tells_where_and_how_long(job, local):
+def test_a_running_run_is_shown_with_its_host_and_time_left(job, local):
     one = job(epochs=100, epoch_s=0.1)
     executor = local()
     executor.submit([one])
@@ -68,44 +88,26 @@ def test_a_running_run_tells_where_and_how_long(job, local):
     assert not cancel_run(one.run)  # it does not run any more
 
 
-def test_json_and_table_say_the_same(mixed, sweep):
-    out = io.StringIO()
-    print_status(Console(file=out, width=140), sweep, watch=False)
-    assert "2 done, 1 failed, 1 pending" in out.getvalue()
-    rows = asdict(sweep_document(sweep))["runs"]
+def test_json_and_table_agree(ended):
+    text = shown(ended)
+    assert "2 done, 1 failed, 1 pending" in text and "the weights are sour" in text
+    rows = asdict(sweep_document(ended))["runs"]
     assert {row["name"]: row["state"] for row in rows}["failed"] == "failed"
-    assert "the weights are sour" in out.getvalue()
 
 
-def test_watching_ends_with_the_sweep(job, local, sweep):
-    drive(local(), [job()])
-    out = io.StringIO()
-    print_status(Console(file=out, width=140), sweep, watch=True)
-    assert "1 done" in out.getvalue()
-
-
-def test_watching_ends_when_nobody_launches_any_more(mixed, sweep, monkeypatch):
-    monkeypatch.setattr(status, "IDLE_S", 0.0)
+def test_watching_ends_with_the_sweep_or_when_nobody_launches_it(mixed, monkeypatch):
     monkeypatch.setattr(status, "WATCH_S", 0.01)
-    out = io.StringIO()
-    print_status(Console(file=out, width=140), sweep, watch=True)
-    assert "1 pending" in out.getvalue()
+    monkeypatch.setattr(status, "IDLE_S", 0.0)
+    assert "1 pending" in shown(mixed, watch=True)
+    monkeypatch.setattr(status, "IDLE_S", 1e9)
+    shutil.rmtree(mixed.run("waiting").path)
+    assert "2 done, 1 failed" in shown(mixed, watch=True)
 
 
-def test_a_narrow_table_shows_names_whole_and_reasons_below(mixed, sweep):
-    out = io.StringIO()
-    print_status(Console(file=out, width=70, force_terminal=True, color_system=None), sweep)
-    assert "failed: ValueError: the weights are sour\n" in out.getvalue()
-    assert "where or why" not in out.getvalue()
-
-
-def test_damaged_files_do_not_stop_the_table(mixed, sweep):
-    mixed[0].run.done.write_text('{"status": "fin')
-    mixed[1].run.last_attempt().exit.write_text("")
-    mixed[1].run.status.write_text("[1, 2")
-    rows = {row.name: row for row in sweep_status(sweep)}
-    assert "does not contain a record" in rows["done"].reason
-    assert rows["failed"].state is State.PREEMPTED
+def test_a_narrow_table_shows_complete_names_and_reasons_below(ended):
+    text = shown(ended, width=70, force_terminal=True, color_system=None)
+    assert "failed: ValueError: the weights are sour\n" in text
+    assert "where or why" not in text
 
 
 def test_a_thousand_pending_runs_are_shown_from_few_files(sweep, opened):
@@ -117,7 +119,7 @@ def test_a_thousand_pending_runs_are_shown_from_few_files(sweep, opened):
     assert len(sweep_status(sweep)) == 1000
     assert len(opened) <= 1001  # the lock of each, and the sweep's own record
     opened.clear()
-    print_status(Console(file=io.StringIO()), sweep, watch=False)
+    shown(sweep)
     assert len(opened) <= 1001
 
 
@@ -128,7 +130,7 @@ def test_a_thousand_runs_are_planned_from_few_compositions(opened):
     assert len(opened) - len(what_is_installed) < 100
 
 
-def test_the_estimate_is_the_median_of_what_is_done(sweep):
+def test_the_estimate_is_based_on_the_median_of_done_runs(sweep):
     for i, seconds in enumerate((4.0, 6.0, 100.0)):
         sweep.run(f"r{i}").path.mkdir(parents=True)
         write_json(sweep.run(f"r{i}").done, {"status": "finished", "wall_seconds": seconds})
@@ -136,17 +138,15 @@ def test_the_estimate_is_the_median_of_what_is_done(sweep):
     assert estimate_seconds([], todo=10, slots=2) is None
 
 
-def test_logs_show_what_went_wrong(mixed):
-    text = "".join(logs.lines(mixed[1].run))
+def test_logs_show_the_error_of_a_run(ended):
+    text = "".join(logs.lines(ended.run("failed")))
     assert text.endswith("ValueError: the weights are sour\n")
-    assert logs.log_of(mixed[0].run) == mixed[0].run.last_attempt().rank_log(0)
-
-
-def test_logs_of_nothing_are_one_line(mixed):
+    done = ended.run("done")
+    assert logs.log_of(done) == done.last_attempt().rank_log(0)
     with pytest.raises(logs.NoLogError, match="has not begun"):
-        logs.log_of(mixed[3].run)
+        logs.log_of(ended.run("waiting"))
     with pytest.raises(logs.NoLogError, match=r"no log of rank 5 \(ranks 0 to 0 have one\)"):
-        logs.log_of(mixed[0].run, rank=5)
+        logs.log_of(done, rank=5)
 
 
 def test_logs_follow_until_the_end(job, local):
@@ -176,24 +176,22 @@ ODD = {
     "metrics alone": lambda run: run.done.write_text('{"metrics": {}}'),
     "an attempt without end": lambda run: (run.done.unlink(), write_json(run.last_attempt().exit, [])),
     "an attempt that is a file": lambda run: (run.path / "attempts" / "7").write_text(""),
+    "half a file": lambda run: (run.done.write_text('{"status": "fin'), run.status.write_text("[1, 2")),
+    "an empty exit.json": lambda run: (run.done.unlink(), run.last_attempt().exit.write_text("")),
 }
 
 
 @pytest.mark.parametrize("damage", ODD.values(), ids=ODD)
-def test_an_odd_run_has_its_line_and_the_others_theirs(job, local, sweep, damage):
-    jobs = [job("one"), job("other")]
-    drive(local(), jobs)
-    damage(jobs[0].run)
-    out = io.StringIO()
-    print_status(Console(file=out, width=140), sweep)
-    lines = out.getvalue().splitlines()
-    assert any(line.startswith("one ") for line in lines)
-    assert next(line for line in lines if line.startswith("other ")).split()[1:4] == ["done", "1/1", "50.0"]
-    json.loads(json_text(asdict(sweep_document(sweep))))
+def test_a_damaged_run_has_its_line_and_does_not_affect_the_others(mixed, damage):
+    damage(mixed.run("wild"))
+    lines = shown(mixed).splitlines()
+    assert any(line.startswith("wild ") for line in lines)
+    assert next(line for line in lines if line.startswith("done ")).split()[1:4] == ["done", "1/1", "50.0"]
+    json.loads(json_text(asdict(sweep_document(mixed))))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read")
-def test_a_run_that_may_not_be_read_has_its_line(open_sweep):
+def test_an_unreadable_run_has_its_line(open_sweep):
     sweep = open_sweep
     for name in ("one", "other"):
         sweep.run(name).path.mkdir(parents=True)
@@ -210,7 +208,7 @@ def test_a_run_that_may_not_be_read_has_its_line(open_sweep):
 
 @pytest.fixture
 def open_sweep():
-    """A sweep where everybody may look: pytest's own folders are closed to others."""
+    """A sweep that all users can read, unlike the folders of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield SweepDir(Path(folder) / "sweep")
@@ -232,12 +230,10 @@ def test_every_axis_is_a_column(job, sweep):
     assert [row.axes for row in sweep_document(sweep).runs] == [
         {"optim.lr": rate, "format": "e4m3", "case": case, "script.args.depth": "2"} for rate, case in values
     ]
-    for options, shown in (({"width": 80, "force_terminal": True}, "0000000000"), ({}, names[0])):
-        out = io.StringIO()
-        print_status(Console(file=out, color_system=None, **options), sweep)
-        lines = out.getvalue().splitlines()
+    for options, name in (({"width": 80, "force_terminal": True}, "0000000000"), ({}, names[0])):
+        lines = shown(sweep, color_system=None, **options).splitlines()
         assert lines[0].split()[:6] == ["run", "lr", "format", "case", "depth", "state"]
-        assert [*lines[1].split()[:3]] == [shown, "0.1", "e4m3"] and "8 bits, top-k" in lines[1]
+        assert [*lines[1].split()[:3]] == [name, "0.1", "e4m3"] and "8 bits, top-k" in lines[1]
 
 
 def test_runs_that_wait_for_the_first_one_are_pending(job, sweep):
@@ -249,28 +245,20 @@ def test_runs_that_wait_for_the_first_one_are_pending(job, sweep):
     ]
 
 
-def test_the_best_run_and_the_time_left_are_told(sweep, monkeypatch):
+def test_the_best_run_and_the_time_left_are_shown(sweep, monkeypatch):
     for i, accuracy in enumerate((0.8, 0.9, 0.7)):
         sweep.run(f"r{i}").path.mkdir(parents=True)
         done = {"status": "finished", "metrics": {"test_accuracy": accuracy}, "wall_seconds": 10.0}
         write_json(sweep.run(f"r{i}").done, done)
     for i in range(3, 6):
         sweep.run(f"r{i}").path.mkdir()
-    monkeypatch.setattr(
-        status,
-        "run_status",
-        lambda run, axes=(): (
-            RunStatus(run.name, State.RUNNING, seconds_left=4.0)
-            if run.name == "r3"
-            else run_status(run, axes)
-        ),
-    )
+    running = RunStatus("r3", State.RUNNING, seconds_left=4.0)
+    found = lambda run, axes=(): running if run.name == "r3" else run_status(run, axes)  # noqa: E731
+    monkeypatch.setattr(status, "run_status", found)
     document = sweep_document(sweep)
     assert document.best == BestRun("r1", "test_accuracy", 0.9)
     assert document.seconds_left == 24.0  # 4 s of the running run, then two runs of 10 s
-    out = io.StringIO()
-    print_status(Console(file=out), sweep)
-    assert out.getvalue().splitlines()[-1].endswith("best so far 90.0 % (r1); about 24.0 s left")
+    assert shown(sweep).splitlines()[-1].endswith("best so far 90.0 % (r1); about 24.0 s left")
     sweep.manifest.write_text("search: {expected_runs: 9}\n")
     assert (
         sweep_document(sweep).seconds_left == 54.0
@@ -299,9 +287,7 @@ def test_watching_in_a_pipe_prints_a_line_for_each_change(sweep, monkeypatch):
     )
     monkeypatch.setattr(status, "sweep_status", lambda _: next(seen))
     monkeypatch.setattr(status, "WATCH_S", 0.0)
-    out = io.StringIO()
-    print_status(Console(file=out), sweep, watch=True)
-    assert out.getvalue().splitlines() == [
+    assert shown(sweep, watch=True).splitlines() == [
         "sweep: 1 pending",
         f"running {name}  1/2",
         f"done {name}  2/2  75.0 %",
@@ -309,28 +295,23 @@ def test_watching_in_a_pipe_prints_a_line_for_each_change(sweep, monkeypatch):
     ]
 
 
-def test_nothing_of_a_hostile_name_reaches_the_terminal(job, local, sweep, monkeypatch):
+def test_control_characters_of_a_name_do_not_reach_the_terminal(job, local, sweep):
     evil = "\x1b]0;owned\x07\x1b[2J\u202e"
     drive(local(), [job(f"a{evil}", act="crash")])
     run = next(sweep.runs())
     write_json(run.last_attempt().exit, {"outcome": "failed", "reason": f"sour {evil}"})
+    failed, left = FailedRun(run.name, f"sour {evil}"), LeftRunning(run.name, f"7 (daemon {evil})")
     out = io.StringIO()
-    for width in (70, 300):
-        print_status(Console(file=out, width=width, force_terminal=True, color_system=None), sweep)
-    summary = Summary(
-        failed=[FailedRun(run.name, f"sour {evil}")],
-        left_running=[LeftRunning(run.name, f"7 (daemon {evil})")],
-    )
-    print_summary(Console(file=out, width=300), sweep, summary)
-    text = out.getvalue()
+    print_summary(Console(file=out, width=300), sweep, Summary(failed=[failed], left_running=[left]))
+    tables = [shown(sweep, width=width, force_terminal=True, color_system=None) for width in (70, 300)]
+    text = "".join([*tables, out.getvalue()])
     assert r": 7 (daemon \x1b]0;owned\x07\x1b[2J\u202e)" in text
     assert not set(text) & set(evil[:1] + "\x07\u202e")
     assert r"sour \x1b]0;owned\x07\x1b[2J\u202e" in text
 
 
-def test_a_summary_folds_progress_bars_and_says_each_reason_once(job, local, sweep):
-    drive(local(), [job("a", act="crash"), job("b", act="crash")])
-    runs = list(sweep.runs())
+def test_a_summary_folds_progress_bars_and_prints_each_reason_once(mixed):
+    sweep, runs = mixed, [mixed.run("failed"), mixed.run("wild")]
     for run in runs:
         with run.last_attempt().rank_log(0).open("a") as log:
             log.write("\r1/3 [>  ]\r2/3 [=> ]\r3/3 [==>]\nerror: boom\n")
@@ -345,12 +326,11 @@ def test_a_summary_folds_progress_bars_and_says_each_reason_once(job, local, swe
     assert f"failed for the same reason: {runs[1].name}" in lines
 
 
-def test_logs_show_a_terminal_no_escapes_and_a_pipe_the_bytes(job, local, sweep):
-    one = job(act="crash")
-    drive(local(), [one])
-    with one.run.last_attempt().rank_log(0).open("a") as log:
+def test_logs_escape_control_characters_on_a_terminal_and_not_in_a_pipe(mixed):
+    one = mixed.run("failed")
+    with one.last_attempt().rank_log(0).open("a") as log:
         log.write("\x1b[2Jcleared\tof all\n")
-    command = [sys.executable, "-m", "cpdrun.cli", "logs", str(one.run.path)]
+    command = [sys.executable, "-m", "cpdrun.cli", "logs", str(one.path)]
     assert b"\x1b[2Jcleared\tof all\n" in subprocess.check_output(command)
     ours, theirs = pty.openpty()
     subprocess.run(command, stdout=theirs, check=True)
@@ -358,7 +338,7 @@ def test_logs_show_a_terminal_no_escapes_and_a_pipe_the_bytes(job, local, sweep)
     assert "\x1b" not in shown and r"\x1b[2Jcleared" in shown
 
 
-def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
+def test_lines_of_a_launch_show_the_axes_of_a_run(sweep):
     out = io.StringIO()
     display = Display(Console(file=out, width=200), axes=["precision.accumulator", "format"])
     typed = ["precision.accumulator=fp32,e5m2", "format=e4m3", "precision.accumulator=e5m2"]
@@ -370,7 +350,7 @@ def test_lines_of_a_launch_tell_runs_apart_that_have_like_names(sweep):
     assert lines[1].startswith("failed convnet-e4m3-w8-s0-1f0c2d3e4a precision.accumulator=e5m2  sour ")
 
 
-def test_a_run_that_ends_is_told_by_what_it_is_judged_by():
+def test_a_run_that_ends_is_shown_with_the_metric_that_judges_it():
     def told(judged_by, metrics):
         result = Result.read({"status": "finished", "metrics": metrics, "judged_by": judged_by})
         return deciding(result).text
@@ -385,7 +365,7 @@ def test_a_run_that_ends_is_told_by_what_it_is_judged_by():
     )
 
 
-def test_a_run_that_ends_leaves_a_line_with_its_metric_on_a_terminal_too(sweep):
+def test_a_run_that_ends_leaves_a_line_with_its_metric_on_a_terminal(sweep):
     out = io.StringIO()
     display = Display(Console(file=out, width=200, force_terminal=True, color_system=None), axes=["optim.lr"])
     display.expect(3)

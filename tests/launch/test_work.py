@@ -14,21 +14,12 @@ from cpdrun.record import Ending, Outcome, Result, State, SweepDir, state_of, wr
 
 @pytest.fixture
 def work(sweep):
-    """work(...) -> a worker of the sweep that was started; each runs one rank at a time, as on machines of one core."""
+    """work(...) -> a started worker of the sweep, which runs one rank at a time."""
     started = []
 
     def start(*words: str) -> subprocess.Popen:
-        command = [
-            sys.executable,
-            "-m",
-            "cpdrun.cli",
-            "sweep",
-            "--join",
-            str(sweep.path),
-            "--jobs",
-            "1",
-            *words,
-        ]
+        options = ["--join", str(sweep.path), "--jobs", "1", *words]
+        command = [sys.executable, "-m", "cpdrun.cli", "sweep", *options]
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
         return started[-1]
@@ -39,7 +30,7 @@ def work(sweep):
         process.communicate()
 
 
-def test_two_workers_share_a_sweep_and_one_takes_over_what_the_other_dropped(sweep, job, work):
+def test_two_workers_share_a_sweep_and_one_takes_over_from_the_other(sweep, job, work):
     jobs = [job(f"r{i}", epochs=6, epoch_s=0.1) for i in range(5)]
     jobs.append(job("sour", act="crash"))
     one, other = work(), work()
@@ -60,7 +51,7 @@ def test_two_workers_share_a_sweep_and_one_takes_over_what_the_other_dropped(swe
     assert len(jobs[5].run.attempts()) == 2
 
 
-def test_a_config_that_cannot_be_run_keeps_no_other_from_being_taken(sweep, job):
+def test_an_invalid_config_does_not_block_other_runs(sweep, job):
     _, bad, worse = (job(name) for name in ("good", "bad", "worse"))
     bad.run.config.write_text("format: fp32\n")
     worse.run.config.write_text(worse.run.config.read_text().replace("nproc: 1", "nproc: many"))
@@ -69,7 +60,7 @@ def test_a_config_that_cannot_be_run_keeps_no_other_from_being_taken(sweep, job)
     assert pool.unreadable["bad"].endswith("nproc: is missing") and "whole number" in pool.unreadable["worse"]
 
 
-def test_a_worker_that_is_stopped_takes_no_further_sweep(sweep, job, work):
+def test_a_stopped_worker_takes_no_further_sweep(sweep, job, work):
     one, other = (
         job("one", epochs=1000, epoch_s=0.1),
         make_job(SweepDir(sweep.path.with_name("other")), "two"),
@@ -81,7 +72,7 @@ def test_a_worker_that_is_stopped_takes_no_further_sweep(sweep, job, work):
     assert (state_of(one.run), state_of(other.run)) == (State.PREEMPTED, State.PENDING)
 
 
-def test_a_launch_says_how_workers_take_what_failed_and_which_options_play_no_part(sweep, job):
+def test_a_launch_notes_how_workers_retry_and_which_options_have_no_effect(sweep, job):
     one, options = job("one"), LaunchOptions(retries=1)
     executor = PullExecutor(sweep=sweep, options=options)
     executor.submit([one])
@@ -92,7 +83,7 @@ def test_a_launch_says_how_workers_take_what_failed_and_which_options_play_no_pa
     assert PullExecutor.idle(LaunchOptions()) == []
 
 
-def test_a_launch_watches_a_worker_that_is_stopped_and_one_that_goes_on_and_stops_it(sweep, job, work):
+def test_a_launch_follows_workers_that_are_stopped_and_started_and_stops_them(sweep, job, work):
     one, ready = job("one", epochs=20, epoch_s=0.1), job("ready")
     write_json(ready.run.done, Result(Ending.FINISHED).as_json())
     executor = PullExecutor(sweep=sweep, options=LaunchOptions())

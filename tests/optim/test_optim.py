@@ -44,7 +44,7 @@ def test_lars_follows_algorithm_1(shape, adapt_1d):
     torch.testing.assert_close(end, w, **CLOSE)
 
 
-def test_a_bias_of_zeros_moves_only_where_its_trust_is_not_zero():
+def test_a_zero_bias_changes_only_if_its_trust_is_not_zero():
     for trust_of_zeros in (0.0, 1.0):
         w = torch.nn.Parameter(torch.zeros(5))
         optimizer = LARS([w], **LARS_SETTINGS | {"trust_of_zeros": trust_of_zeros})

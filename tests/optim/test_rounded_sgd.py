@@ -19,7 +19,7 @@ def steps_of(order, fmt, settings, scale, gradients, w):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("changed", [{}, {"nesterov": True}, {"momentum": 0.0, "weight_decay": 0.0}])
-def test_without_rounding_it_is_torchs_sgd(order, changed):
+def test_updates_without_rounding_are_those_of_torch(order, changed):
     torch.manual_seed(0)
     settings, scale = SETTINGS | changed, 1024.0
     w, gradients = torch.randn(50), [torch.randn(50) for _ in range(6)]
@@ -52,7 +52,7 @@ def numpys_half_precision(order, settings, scale, gradients, w):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
-def test_in_fp16_it_is_half_precision_arithmetic_bit_for_bit(order, nesterov):
+def test_updates_in_fp16_are_half_precision_arithmetic_bit_for_bit(order, nesterov):
     torch.manual_seed(1)
     settings, scale = SETTINGS | {"nesterov": nesterov}, 256.0
     w = torch.randn(400).half().float()

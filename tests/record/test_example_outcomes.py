@@ -34,7 +34,7 @@ def written(run, content: bytes):
     return read_example_outcomes(run, DONE)
 
 
-def test_what_is_written_is_read(run):
+def test_outcomes_are_read_back(run):
     write_example_outcomes(run, OURS)
     found = read_example_outcomes(run, DONE)
     assert found == OURS and found.mean == 7 / 11
@@ -76,7 +76,7 @@ def test_a_file_that_does_not_fit_is_refused(run, change, bits, problem):
 @pytest.mark.parametrize(
     "content", [b"", b"\n", b"\xbb\x80", b"[]\n\xbb\x80", b"{\n", b"[" * 1000 + b"\n", b"x" * 5000 + b"\n"]
 )
-def test_garbage_is_refused(run, content):
+def test_files_without_a_header_are_refused(run, content):
     with pytest.raises(ValueError, match="does not begin with a line of JSON"):
         written(run, content)
 

@@ -108,7 +108,7 @@ def test_only_data_and_code_that_the_configuration_names_are_read(project, look_
     assert changes_since(hostile[-1], {}) == ["mine"]
 
 
-def test_large_data_is_known_by_names_and_sizes(tmp_path, monkeypatch, look_anew):
+def test_large_data_is_identified_by_names_and_sizes(tmp_path, monkeypatch, look_anew):
     monkeypatch.setattr(fingerprint, "MOST_BYTES", 4)
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"12345678")

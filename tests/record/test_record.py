@@ -73,7 +73,7 @@ def test_incomplete_and_damaged_lines_are_skipped(tmp_path):
     assert [row["epoch"] for row in read_json_lines(path)] == [1, 3]
 
 
-def test_a_claim_excludes_others_until_its_last_holder_is_gone(run):
+def test_a_claim_excludes_others_until_its_last_holder_ends(run):
     fd = claim(run)
     assert is_claimed(run)
     claim_in_another = (

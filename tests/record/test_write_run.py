@@ -87,7 +87,7 @@ def test_a_written_run_is_read_back_with_equal_values(write, tmp_path):
     assert read_manifest(SweepDir(tmp_path / "theirs"))["record"] == read_json(run.done)["record"] == 1
 
 
-def test_the_example_of_its_docstring_runs(tmp_path, monkeypatch):
+def test_the_docstring_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = [["fmt", "bits", "seed", "acc", "loss"], ["fp32", 32, 0, 0.97, 0.1], ["af4", 4.5, 0, 0.96, 0.2]]
     csv.writer(file := io.StringIO()).writerows(table)

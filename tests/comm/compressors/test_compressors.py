@@ -61,7 +61,7 @@ def test_messages_have_the_counted_length_and_rows_are_independent(name: str, n:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_a_diverged_row_stays_visible_and_leaves_the_others_alone(name: str) -> None:
+def test_a_nonfinite_row_stays_visible_and_does_not_change_others(name: str) -> None:
     c, largest_float = COMPRESSORS[name], torch.finfo(torch.float32).max
     x, keys = rows(3, 40)
     clean = c.decompress(c.compress(x, keys), 40)
@@ -90,7 +90,7 @@ def test_packed_codes_have_the_bit_order_of_custom_fp_and_round_trip(bits: int) 
     assert torch.equal(pack_codes(codes, 6)[0], custom_fp.pack(values, "e3m2"))
 
 
-def test_rounding_to_a_format_is_custom_fp_s_scaled_by_a_power_of_two() -> None:
+def test_rounded_values_are_quantized_after_scaling_by_a_power_of_two() -> None:
     x, keys = rows(2, 100)
     x = x * 1e-6
     plain = COMPRESSORS["e4m3"]

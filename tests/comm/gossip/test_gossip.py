@@ -120,51 +120,47 @@ def rounded_to_e5m2(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float8_e5m2).double()
 
 
-@pytest.mark.parametrize("topology", [Ring("uniform", True), Torus("uniform", None)])
+RULES = [
+    ("dpsgd", {"overlap": False}),
+    ("dpsgd", {"overlap": True}),
+    ("dpsgd", {"overlap": True, "closing_rounds": 3}),
+    ("choco", {"eta": 0.7, "knows_start": True}),
+    ("push_sum", {}),
+    ("choco", {"eta": 1.0, "knows_start": False}),
+    ("deep_squeeze", {"eta": 0.5}),
+    ("dpsgd", {"overlap": False, "quasi_global_momentum": 0.9}),
+    ("choco", {"eta": 1.0, "knows_start": True, "quasi_global_momentum": 0.5}),
+    ("choco", {"eta": 1.0, "knows_start": True, "quasi_global_momentum": 0.9, "nesterov": True}),
+    ("deep_squeeze", {"eta": 0.5, "quasi_global_momentum": 0.9, "nesterov": True, "closing_rounds": 4}),
+]
+CHANGING_OR_ONE_WAY = [
+    ("dpsgd", OnePeerExponential("uniform")),
+    ("dpsgd", RandomPairs("uniform", 9, 3)),
+    ("deep_squeeze", RandomPairs("metropolis", 9, 3)),
+    ("push_sum", OnePeerExponential("uniform")),
+    ("push_sum", ARROWS),
+]
+
+
 @pytest.mark.parametrize(
-    ("rule", "knobs"),
+    ("rule", "knobs", "topology"),
     [
-        ("dpsgd", {"overlap": False}),
-        ("dpsgd", {"overlap": True}),
-        ("dpsgd", {"overlap": True, "closing_rounds": 3}),
-        ("choco", {"eta": 0.7, "knows_start": True}),
-        ("push_sum", {}),
-        ("choco", {"eta": 1.0, "knows_start": False}),
-        ("deep_squeeze", {"eta": 0.5}),
-        ("dpsgd", {"overlap": False, "quasi_global_momentum": 0.9}),
-        ("choco", {"eta": 1.0, "knows_start": True, "quasi_global_momentum": 0.5}),
-        ("choco", {"eta": 1.0, "knows_start": True, "quasi_global_momentum": 0.9, "nesterov": True}),
-        ("deep_squeeze", {"eta": 0.5, "quasi_global_momentum": 0.9, "nesterov": True, "closing_rounds": 4}),
+        *((rule, knobs, t) for t in (Ring("uniform", True), Torus("uniform", None)) for rule, knobs in RULES),
+        *((rule, {"closing_rounds": 2}, topology) for rule, topology in CHANGING_OR_ONE_WAY),
     ],
 )
 def test_rules_follow_their_papers(rule: str, knobs: dict, topology: Any) -> None:
-    """Five steps in float32 against float64: a few dozen roundings of 6e-8 of numbers near 1. With messages in e5m2 a
-    value near a tie may fall the other way, so only lossless messages are compared through several steps."""
+    """Six steps in float32 against float64: a few dozen roundings of 6e-8 of numbers near 1. With messages in e5m2 a
+    value near a tie may fall the other way, so only lossless messages are compared through several steps. Closing
+    rounds continue in the order of the graphs."""
     gossip = make(rule, topology=topology, **knobs)
     book = knobs | {"beta": knobs.get("quasi_global_momentum", 0.0), "decay": 0.01}
-    expected = by_the_book(rule, matrices_of(gossip), lambda x: x, steps=5, **book)
-    torch.testing.assert_close(run(gossip, 5, decay=0.01).double(), expected, rtol=0, atol=2e-5)
+    expected = by_the_book(rule, matrices_of(gossip), lambda x: x, steps=6, **book)
+    torch.testing.assert_close(run(gossip, 6, decay=0.01).double(), expected, rtol=0, atol=2e-5)
 
 
 def matrices_of(gossip: Any) -> list[torch.Tensor]:
     return [torch.from_numpy(graph.matrix_NxN) for graph in gossip.rounds]
-
-
-@pytest.mark.parametrize(
-    ("rule", "topology"),
-    [
-        ("dpsgd", OnePeerExponential("uniform")),
-        ("dpsgd", RandomPairs("uniform", 9, 3)),
-        ("deep_squeeze", RandomPairs("metropolis", 9, 3)),
-        ("push_sum", OnePeerExponential("uniform")),
-        ("push_sum", ARROWS),
-    ],
-)
-def test_rules_follow_their_papers_on_changing_graphs_and_one_way_links(rule: str, topology: Any) -> None:
-    """Seven steps and two closing rounds, which go on in the order of the graphs; tolerance as above."""
-    gossip = make(rule, topology=topology, closing_rounds=2)
-    expected = by_the_book(rule, matrices_of(gossip), lambda x: x, steps=7, closing_rounds=2)
-    torch.testing.assert_close(run(gossip, 7).double(), expected, rtol=0, atol=2e-5)
 
 
 A_MESSAGE = sum(-(-shape.numel() // 8) * 8 for shape in SHAPES)  # values, padded
@@ -303,7 +299,7 @@ def run_all() -> list[tuple[dict[int, torch.Tensor], dict, int]]:
     found = []
     for rule, knobs, compressor, topology in CASES:
         gossip = make(rule, N=4, topology=topology, compressor=compressor, **knobs)
-        x = dict(zip(gossip.mine, run(gossip, 4), strict=True))
+        x = dict(zip(gossip.mine, run(gossip, 3), strict=True))
         found.append((x, gossip.state_dict(), gossip.wire_bytes()["bytes_per_step_sent"]))
     return found
 

@@ -1,4 +1,4 @@
-"""Graphs of workers: neighbours, doubly stochastic mixing, spectral gaps of the literature's closed forms."""
+"""Graphs of workers: neighbors, doubly stochastic mixing, spectral gaps of the literature's closed forms."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_spectral_gaps_are_those_of_the_closed_forms(name: str, N: int, gap: flo
         )
 
 
-def test_metropolis_mixes_graphs_whose_workers_have_unequally_many_neighbours() -> None:
+def test_metropolis_mixes_graphs_with_different_numbers_of_neighbors() -> None:
     W = Links("metropolis", STAR).matrices(5)[0]
     np.testing.assert_allclose(W[0], [1 / 5] * 5)
     np.testing.assert_allclose(W[1], [1 / 5, 4 / 5, 0, 0, 0])
@@ -166,7 +166,7 @@ def test_a_hub_sends_to_all_and_receives_from_one() -> None:
     np.testing.assert_allclose(P.sum(axis=0), 1)
 
 
-def test_push_sum_s_columns_sum_to_one_on_links_that_go_one_way() -> None:
+def test_push_sum_columns_sum_to_one_on_one_way_links() -> None:
     (P,) = Arrows("uniform", [[0, 1], [1, 2], [2, 0], [0, 2]]).push_matrices(3)
     np.testing.assert_allclose(P, [[1 / 3, 0, 1 / 2], [1 / 3, 1 / 2, 0], [1 / 3, 1 / 2, 1 / 2]])
     with pytest.raises(

@@ -89,7 +89,7 @@ def test_outer_steps_follow_diloco(lr, momentum, nesterov):
 
 
 @pytest.mark.parametrize("name", ["sum with APS", "top_k"])
-def test_what_was_sent_and_the_residual_are_the_pseudo_gradient(name):
+def test_the_sent_values_and_the_residual_are_the_pseudo_gradient(name):
     outer = make(1, inner_steps=2, **EXCHANGES[name])
     x_PxW = begin(outer, range(1))
     owed = [torch.zeros(shape) for shape in SHAPES.values()]

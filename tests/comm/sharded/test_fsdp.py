@@ -143,7 +143,7 @@ def test_masters_are_those_of_the_emulation(name: str, trained: list) -> None:
     assert all(equal(found[name], wanted) for found, _ in trained)
 
 
-def test_weights_take_the_bits_of_their_format(trained: list) -> None:
+def test_gathered_weights_have_the_bytes_of_their_format(trained: list) -> None:
     values = sum(p.numel() for p in a_net().parameters())
     _, sent = trained[0]
     gradients = values / 2 / 2  # 4 bits, half of them; FSDP pads small parameters

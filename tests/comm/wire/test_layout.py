@@ -35,7 +35,7 @@ def test_pieces_tile_the_layers(numels: tuple[int, ...], ranks: int, segment_val
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("bits", [4, 6, 8, 32])
-def test_a_worker_sends_what_the_theory_says(ranks: int, bits: int) -> None:
+def test_a_worker_sends_the_theoretical_bytes(ranks: int, bits: int) -> None:
     numels = (64 * 3 * 9, 64, 64 * 64 * 9, 64, 640, 10)
     theory = 2 * (ranks - 1) / ranks * sum(numels) * bits / 8
     sent = Layout(numels, bits, ranks, 1 << 18).sent_bytes()
@@ -44,7 +44,7 @@ def test_a_worker_sends_what_the_theory_says(ranks: int, bits: int) -> None:
 
 @pytest.mark.parametrize("numels", [(1,), (0, 5, 0), (1001,), (3, 1, 64, 1000, 8, 130), (10,) * 20])
 @pytest.mark.parametrize("owners", [1, 2, 4, 8])
-def test_every_element_has_one_owner_and_ranks_own_what_their_workers_do(numels, owners) -> None:
+def test_every_element_has_one_owner_and_ranks_own_the_shards_of_their_workers(numels, owners) -> None:
     sharding = shard_evenly(numels, owners, GRANULE)
     for ranks in (n for n in (1, 2, 4, 8) if owners % n == 0):
         seen = [torch.zeros(numel, dtype=torch.int32) for numel in numels]
