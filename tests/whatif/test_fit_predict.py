@@ -136,5 +136,5 @@ def test_a_tolerance_of_another_metric_is_refused(script):
     import predict_rows
 
     typed = predict_rows.Recorded("", ("exp=llama_fp4", "search.metric=test_bits_per_byte"), "Llama")
-    with pytest.raises(ValueError, match="tolerance of the experiment is for its own metric"):
+    with pytest.raises(ValueError, match="tolerance is for its own metric"):
         predict_rows._question(typed)

@@ -46,9 +46,9 @@ def uniform(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def metropolis(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the matrix with weights of 1 / (1 + max(deg_i, deg_j)), and the remainder for the worker itself.
+    """Return the matrix with the weight 1 / (1 + max(deg_i, deg_j)) for each link between workers i and j.
 
-    All links must go both ways.
+    The weight of a worker for itself is the remainder. All links must go both ways.
     """
     weights = np.zeros((len(neighbours),) * 2)
     for i, of_i in enumerate(neighbours):

@@ -150,7 +150,7 @@ class Formats(Precision):
         """Raise ValueError if this optimizer cannot take steps in these formats."""
         self.optimizer_rounding.check(optimizer)
 
-    def check_called(self, never_called: Collection[str]) -> None:
+    def check_called(self, never_called: Collection[str] = ()) -> None:
         """Raise ValueError if a call of the model has shown that a rule rounds nothing."""
         self.placement.check_called(never_called)
 
