@@ -27,7 +27,9 @@ def main() -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--experiments", nargs="*")
-    parser.add_argument("--runs", type=int, default=4, help="runs of each experiment except digits_bits")
+    parser.add_argument(
+        "--runs", type=int, default=4, help="number of runs of each experiment except digits_bits"
+    )
     parser.add_argument("--epochs", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.compare:
@@ -70,7 +72,10 @@ def planned(name: str) -> dict:
 
 
 def digests_of(name: str, some: int | None, epochs: int | None) -> dict[str, str]:
-    """Return the weights_sha256 of runs, by their overrides. Train `some` evenly spaced runs, or all if None."""
+    """Return the weights_sha256 of an experiment's runs, keyed by their overrides.
+
+    If `some` is not None, only this number of evenly spaced runs is trained.
+    """
     runs = [" ".join(run["overrides"]) for run in planned(name)["runs"]]
     with tempfile.TemporaryDirectory() as folder:
         if some is None:

@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("output_dir", type=Path, help="folder for the wheels; it is created if necessary")
+    parser.add_argument("output_dir", type=Path, help="folder for the wheels, which is created if necessary")
     parser.add_argument("--python", type=Path, help="build for this Python instead of the running one")
     arguments = parser.parse_args()
     arguments.output_dir.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
-"""Run directories made as `cpdrun sweep` makes them, and ways to train them."""
+"""Run directories as `cpdrun sweep` creates them, and a way to train them in this process."""
 
 import multiprocessing
 import os
-import subprocess
 import sys
 
 import pytest
@@ -13,8 +12,8 @@ from shared_engine import shared_engines
 from cpdrun.record import RunDir, write_text
 from cpdrun.sweep import plan
 
-# Ranks, scripts and engines are forked from this process's fork server, which imports these modules once and runs no
-# operator. A library that is not installed is left out silently.
+# Ranks, scripts and engines are forked from the fork server of this process, which imports these modules once and runs
+# no operator. Libraries that are not installed are skipped silently.
 PRELOADED = [
     *(
         "torch",
@@ -24,15 +23,15 @@ PRELOADED = [
         "sklearn.datasets",
         "pytest",
     ),
-    *("custom_fp.native", "cpdrun.comm", "cpdrun.sweep"),
     *(
+        "custom_fp.native",
+        "cpdrun.comm",
+        "cpdrun.sweep",
         "cpdrun.train.engine",
         "cpdrun.train.preflight.check",
-        "cpdrun.train.ranks.rendezvous",
-        "cpdrun.train.rank",
     ),
-    *("cpdrun.attach.rank", "cpdrun.attach.recorder", "cpdrun.attach.runner"),
-    "cpdrun.attach.intercept.fsdp",
+    *("cpdrun.train.ranks.rendezvous", "cpdrun.train.rank", "cpdrun.attach.rank", "cpdrun.attach.recorder"),
+    *("cpdrun.attach.runner", "cpdrun.attach.intercept.fsdp"),
 ]
 PRELOADED_FOR_SCRIPTS = [
     *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
@@ -52,7 +51,7 @@ SMALL = ("exp=digits_bits", "format=e4m3", "aps=true", "seed=0", "epochs=2", "mo
 
 @pytest.fixture
 def make_run(tmp_path):
-    """make_run("seed=1", ...) -> RunDir of a small digits run with its config.yaml; nothing trained."""
+    """make_run("seed=1", ...) -> RunDir of a small digits run with its config.yaml, not yet trained."""
     made = []
 
     def make(*typed: str) -> RunDir:
@@ -95,7 +94,7 @@ def _shared_engines(tmp_path_factory):
         yield
 
 
-_watched: list[list[str]] = []  # an audit hook cannot be taken out again: it writes while a test watches
+_watched: list[list[str]] = []  # an audit hook cannot be removed, so it records only while a test watches
 
 
 def _note(event: str, args: tuple) -> None:
@@ -110,7 +109,7 @@ def _hook():
 
 @pytest.fixture
 def opened(_hook):
-    """The paths of the files that this process opens during the test: a measure of work that no neighbour disturbs."""
+    """The paths of the files that this process opens during the test, which measure its work independently of speed."""
     _watched.append([])
     yield _watched[-1]
     _watched.pop()
@@ -118,7 +117,7 @@ def opened(_hook):
 
 @pytest.fixture
 def train_here(monkeypatch):
-    """Train a run in this process, which plays all of its workers; returns the exit status."""
+    """train_here(run) -> the exit status of training a run in this process, which emulates all of its workers."""
     from cpdrun.train.rank import run_rank
 
     for name in ("RANK", "WORLD_SIZE", "CPDRUN_ATTEMPT_DIR"):
@@ -126,22 +125,3 @@ def train_here(monkeypatch):
     threads = torch.get_num_threads()
     yield lambda run: run_rank(str(run.path))
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def torchrun():
-    """Train a run by `torchrun --nproc-per-node nproc`, as a user would by hand."""
-
-    def start(run: RunDir, nproc: int, **environment: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-        command += ["--log-dir", str(run.path / "torchrun")]  # else torchelastic_* in the temporary folder
-        return subprocess.run(
-            [*command, "-m", "cpdrun.train.rank", str(run.path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
-            cwd=run.path,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-
-    return start

@@ -81,8 +81,12 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
                     data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-                    while not data.endswith(b"\n"):
-                        data += connection.recv(1 << 20)
+                    while not data.endswith(b"\n") and (more := connection.recv(1 << 20)):
+                        data += more
+                    if not data.endswith(b"\n"):  # the command was killed before it had sent its request
+                        for descriptor in (*descriptors, connection.detach()):
+                            os.close(descriptor)
+                        continue
                     pid = os.fork()
                     if pid == 0:
                         selector.close()

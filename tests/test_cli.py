@@ -312,7 +312,7 @@ def test_a_users_experiment_without_config_dir_names_the_option(cpdrun, tmp_path
     (tmp_path / "conf" / "exp" / "mine.yaml").write_text("epochs: 1\n")
     result = cpdrun("sweep", "exp=mine", "--dry-run")
     assert result.returncode == 2
-    assert "conf/exp/mine.yaml is read with --config-dir conf" in result.stderr
+    assert "conf/exp/mine.yaml is only read with --config-dir conf" in result.stderr
     assert cpdrun("sweep", "exp=mine", "--dry-run", "--config-dir", "conf").returncode == 0
 
 

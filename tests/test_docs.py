@@ -23,11 +23,7 @@ pytestmark = pytest.mark.timeout(1200)  # seconds; the build takes half a minute
 # Pages with a table, wide commands, Python, pictures, and lists from docstrings.
 LOOKED_AT = (
     "README",
-    "docs/index",
-    "docs/tutorial",
-    "docs/screen",
-    "docs/other_tools",
-    "docs/reference/comm",
+    *(f"docs/{name}" for name in ("index", "tutorial", "screen", "other_tools", "reference/comm")),
 )
 
 

@@ -66,7 +66,7 @@ def test_without_a_gpu_it_starts_nothing(checkout):
     assert not list((checkout / "results/reference/numerics").iterdir())
 
 
-def test_what_it_imports_from_custom_fp_is_there():
+def test_its_imports_from_custom_fp_exist():
     """Its Python code needs a GPU, so the names are looked up in the sources."""
     programs = re.findall(r" -c '([^']*)'", (ROOT / "scripts/gpu_check.sh").read_text())
     nodes = [node for program in programs for node in ast.walk(ast.parse(program))]

@@ -27,7 +27,7 @@ def script(nbformat, monkeypatch):
 
 @pytest.mark.timeout(900)  # seconds where nothing else runs
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_shows_what_the_code_says_now(path, nbformat, script, tmp_path):
+def test_notebooks_are_up_to_date(path, nbformat, script, tmp_path):
     stored = nbformat.read(path, as_version=4)
     now = script.executed(path, tmp_path)
     assert not list(script.unwanted(now))
@@ -36,7 +36,7 @@ def test_it_shows_what_the_code_says_now(path, nbformat, script, tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_stored_is_whole_and_small(path, nbformat, script):
+def test_stored_notebooks_are_complete_and_small(path, nbformat, script):
     stored = nbformat.read(path, as_version=4)
     nbformat.validate(stored)
     outputs = [output for cell in script.code_cells(stored) for output in cell.outputs]

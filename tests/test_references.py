@@ -138,7 +138,7 @@ def test_each_reference_has_its_experiment():
     assert kept.keys() <= experiments
 
 
-def test_what_a_script_commits_is_of_a_clean_commit_which_stands_beside_it(repository, monkeypatch):
+def test_results_are_recorded_with_their_command_and_commit(repository, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     monkeypatch.chdir(repository)
     import made_by
@@ -154,7 +154,7 @@ def test_what_a_script_commits_is_of_a_clean_commit_which_stands_beside_it(repos
         made_by.clean_commit()
 
 
-def test_a_reference_of_a_working_tree_that_differs_is_refused_at_once(repository):
+def test_scripts_for_references_need_a_clean_working_tree(repository):
     (repository / "beside").write_text("")
     done = subprocess.run(
         [sys.executable, SCRIPT.parent / "research" / "prediction" / "explain_fixes.py"],

@@ -34,17 +34,17 @@ def folder(tmp_path, monkeypatch):
         ("script=train.py aps=true", ["script=train.py", "aps=true"]),
     ],
 )
-def test_words_are_the_scripts_up_to_two_dashes(typed, settings):
+def test_words_before_two_dashes_belong_to_the_script(typed, settings):
     assert read(["sweep", *shlex.split(typed)]).overrides == settings
 
 
-def test_options_before_the_script_and_after_the_dashes_are_cpdruns():
+def test_options_before_the_script_and_after_the_dashes_belong_to_cpdrun():
     arguments = read(shlex.split("sweep --jobs 2 train.py --lr 1 -- --dry-run"))
     assert arguments.jobs == 2 and arguments.dry_run
 
 
 @pytest.mark.parametrize("arguments", [["a b"], ["--name", "it's", '{"a": 1}'], ["--seed", "{seed}"]])
-def test_the_script_gets_its_arguments_as_they_were_typed(tmp_path, arguments):
+def test_the_arguments_of_the_script_are_unchanged(tmp_path, arguments):
     overrides = read(["sweep", "train.py", *arguments, "--", "seed=7"]).overrides
     expected = [word.replace("{seed}", "7") for word in arguments]
     assert words(plan(overrides).runs[0].config, tmp_path) == expected
@@ -59,6 +59,6 @@ def test_the_script_gets_its_arguments_as_they_were_typed(tmp_path, arguments):
         ("train.py --lr 1 -- script_args=x", "are given twice"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused_with_the_line_to_type(typed, message):
+def test_ambiguous_lines_are_errors_with_the_line_to_type(typed, message):
     with pytest.raises(MistypedError, match=message.replace(".", r"\.")):
         read(["sweep", *shlex.split(typed)])

@@ -23,7 +23,7 @@ from cpdrun.script_metrics.lines import Lines
 
 READ_BYTES = 1 << 16
 POLL_S = 0.25
-MAX_LOG_BYTES = 64 << 20  # If a log becomes longer, only its first and its last END_BYTES are kept.
+MAX_LOG_BYTES = 64 << 20  # If a log becomes longer, only END_BYTES at its beginning and at its end are kept.
 END_BYTES = 1 << 20
 
 

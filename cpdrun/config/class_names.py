@@ -88,8 +88,8 @@ PRESENT_NAME = {first: now for now, first in FIRST_NAME.items()} | FORMER_NAME
 FIRST_NAME |= {former: FIRST_NAME[now] for former, now in FORMER_NAME.items()}
 
 CLASSIFICATION = "cpdrun.tasks.classification.Classification"
-# The task of each class of data, in versions without the section `task`. For all other classes of data, the task was
-# CLASSIFICATION. If a run's task equals this one, the task is not included in the run's hash.
+# The task that versions without the section `task` used for each dataset class. For all other classes, it was
+# CLASSIFICATION. If the task of a run is the task listed here, it is not included in the run's hash.
 FIRST_TASK = {
     "cpdrun.data.images.cifar100.CIFAR100": "cpdrun.tasks.top5.Top5",
     "cpdrun.data.images.cityscapes.Cityscapes": "cpdrun.tasks.segmentation.Segmentation",

@@ -127,7 +127,7 @@ class Composer:
         for package in installed():
             search_path.append(
                 "installed", f"pkg://{package}", anchor="main"
-            )  # Hydra's own path must be last.
+            )  # inserted before Hydra's own path, which must be last
         loader.repository.initialize_sources(search_path)
         _read_each_file_once(loader.repository, self._cache.files)
         return self
@@ -221,7 +221,7 @@ class Composer:
                 continue
             if section.keys() <= self.file(group, choice).keys():
                 continue
-            its_own = self.compose({group: choice})[group] or {}  # includes the choices in its defaults list
+            its_own = self.compose({group: choice})[group] or {}  # includes the settings of its defaults list
             unknown = [key for key in section if key not in its_own]
             if not unknown:
                 continue
@@ -314,7 +314,9 @@ def _check_choices(
             kind = "experiment" if group == EXPERIMENT else f"choice of {group}"
             here = Path("conf", group, f"{choice}.yaml")  # the layout of `cpdrun init`
             if user_dir is None and here.is_file():
-                raise ConfigError(f"unknown {kind} {str(choice)!r}: {here} is read with --config-dir conf")
+                raise ConfigError(
+                    f"unknown {kind} {str(choice)!r}: {here} is only read with --config-dir conf"
+                )
             if choice == LIST:
                 raise ConfigError(f"the choices of {group} are: {', '.join(groups[group])}")
             raise ConfigError(f"unknown {kind} {str(choice)!r}{_near(str(choice), group, groups[group])}")

@@ -236,7 +236,7 @@ def _unchecked_line(sweep: Plan) -> Iterator[str]:
 def _scripts(
     sweep: Plan, to_run: Sequence[PlannedRun], options: LaunchOptions
 ) -> tuple[dict[Path, str], str | None]:
-    """Return the scripts that the launcher would write, and why it would refuse the runs, if so."""
+    """Return the scripts that the launcher would write, and the reason if it would refuse the runs."""
     if not to_run:
         return {}, None
     launcher = to_run[0].config["launcher"]
@@ -290,7 +290,9 @@ def _cell(config: Mapping[str, Any], key: str) -> str:
     )
 
 
-SMALLER = "_small"  # the suffix of an experiment that compares the same formats at a smaller size
+SMALLER = (
+    "_small"  # the suffix of an experiment that compares the same formats with a smaller model or dataset
+)
 NEEDS_NOTHING = "exp=digits_bits"
 WRITTEN_BY_US = ("cache_dir",)  # cpdrun creates these folders itself
 

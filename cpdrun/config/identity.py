@@ -150,7 +150,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     }
     if _has_blocks_along_sums(config.get("precision")):
         identity["precision.blocks"] = (
-            "along sums"  # In an earlier version, blocks followed the memory order, so its results were different.
+            "along sums"  # Earlier versions formed blocks in memory order, so their results were different.
         )
     text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]

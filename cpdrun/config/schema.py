@@ -46,7 +46,7 @@ class FormatName(CheckedValue):
     @staticmethod
     def find_problem(value: Any) -> str | None:
         if isinstance(value, list):
-            return f"must be one name; for an axis, type {','.join(map(str, value))} without brackets"
+            return f"must be one name. To try several, type {','.join(map(str, value))} without brackets"
         try:
             parse(value)
         except (ValueError, TypeError) as error:

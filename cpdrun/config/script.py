@@ -137,10 +137,10 @@ def find(path: str, folder: Path | None = None) -> Path:
     if file.is_file():
         return file
     if file.is_dir():
-        raise ConfigError(f"script={path} is a folder; for a package, type script='-m {path.strip('/')}'")
+        raise ConfigError(f"script={path} is a folder. To run a package, type script='-m {path.strip('/')}'")
     near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
     hint = near or (
-        f"; for a module, type script='-m {path}'" if _has_module(path, folder) else f" in {file.parent}"
+        f". To run a module, type script='-m {path}'" if _has_module(path, folder) else f" in {file.parent}"
     )
     raise ConfigError(f"script={path}: there is no such file{hint}")
 

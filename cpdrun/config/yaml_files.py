@@ -49,9 +49,10 @@ class OutOfBoundsError(ValueError):
 
 
 def yaml_packages() -> list[str]:
-    """Return the names of all packages of yaml files. If several have a file with the same name, the first one counts.
+    """Return the names of all packages of yaml files.
 
-    This reads a file of each installed distribution.
+    If several packages have a file with the same name, the file of the first package is used. This function reads a
+    file of each installed distribution.
     """
     every = entry_points()
     named = [entry.value for group in ENTRY_POINTS for entry in every.select(group=group)]

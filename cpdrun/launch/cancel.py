@@ -18,7 +18,7 @@ def cancel_run(run: RunDir) -> bool:
     waited = sum(scheduler.withdraw(run.sweep, run.name) for scheduler in schedulers())
     if not waited and state_of(run) is not State.RUNNING:
         return False
-    _ask(run)  # If the run was waiting, this records the reason why it never began.
+    _ask(run)  # For a run that was waiting, the request records why it never began.
     return True
 
 

@@ -69,7 +69,7 @@ def advice(launcher: dict[str, Any], sweep: SweepDir, jobs: list[Job], options: 
         return []
     try:
         return make_executor(launcher, sweep, options).advice(jobs)
-    except LaunchError:  # The launch itself reports the error.
+    except LaunchError:  # This error is reported when the runs are launched.
         return []
 
 

@@ -201,7 +201,7 @@ class LoggedRow(Entry):
 
 @dataclass(frozen=True)
 class Where(Entry):
-    """The machine and the start time of an attempt, in where.json. Other shells use it to display progress."""
+    """The machine and the start time of an attempt, stored in where.json. `cpdrun status` shows them in any shell."""
 
     KEYS: ClassVar[Mapping[str, str]] = {"scheduled": "slurm_job"}
 

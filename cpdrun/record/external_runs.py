@@ -27,7 +27,7 @@ from cpdrun.record.version import VERSION, newer
 from cpdrun.record.yaml_files import read_manifest
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml is ten times as fast
-_MAX_FORMAT_LENGTH = 60  # characters of a format in a folder's name
+_MAX_FORMAT_LENGTH = 60  # the largest number of characters of a format's name in a folder's name
 
 
 def write_run(

@@ -89,7 +89,7 @@ def _run(word: str, results_dir: Path) -> RunDir:
     if len(exact or found) == 1:
         return (exact or found)[0]
     if not found:
-        raise NotFoundError(f"no run {word!r} in {results_dir}/; cpdrun status names them")
+        raise NotFoundError(f"no run {word!r} in {results_dir}/. `cpdrun status` lists the runs")
     names = ", ".join(sorted({run.name for run in found})[:4])
     raise NotFoundError(
         f"{word!r} may be any of {len(found)} runs: {names}{', ...' if len(found) > 4 else ''}"

@@ -25,7 +25,9 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-CLAIM_PATIENCE_S = 0.5  # `is_claimed` has the lock only for microseconds, but a claim lasts much longer.
+# The time for which a process tries to get a lock. `is_claimed` keeps the lock only for microseconds, while another
+# process that has claimed the run keeps it much longer.
+CLAIM_PATIENCE_S = 0.5
 HEARTBEAT_S = 15.0
 STALE_S = 120.0
 NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)

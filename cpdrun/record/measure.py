@@ -49,7 +49,7 @@ ACCURACY = Measure(higher_is_better=True, shown="percent", of_samples=True)
 SHARE = Measure(higher_is_better=True, shown="percent")
 NATS = Measure(higher_is_better=False, shown="nats")
 BITS = Measure(higher_is_better=False, shown="bits")
-ERROR = Measure(higher_is_better=False)  # The metric has its own unit.
+ERROR = Measure(higher_is_better=False)  # an error in the metric's own unit, such as a mean squared error
 
 # The directions that a user may type for a script's metric.
 MEASURES = {"min": ERROR, "max": Measure(higher_is_better=True), "share": SHARE}

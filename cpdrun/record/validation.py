@@ -85,9 +85,7 @@ def format_facts(name: Any, bits: Any, exponent_bits: Any) -> dict[str, Any]:
         problem = f"unknown format {name!r}"
     if ours is None:
         if meant(name) == "fp32":
-            raise InvalidValueError(
-                f"format={name!r} is called 'fp32' in cpdrun; all others are compared with it"
-            )
+            raise InvalidValueError(f"format={name!r} is called 'fp32' in cpdrun. Pass format='fp32'")
         if bits is None:
             raise InvalidValueError(
                 f"{problem}. A format of another tool needs the number of bits per value, including the share of a "
@@ -183,11 +181,11 @@ def config(given: Any, *, aps: bool) -> dict[str, Any]:
             )
         if not belongs_to_identity(key) and not key.endswith("_dir"):
             raise InvalidValueError(
-                f"config has {key!r}, which cpdrun does not use to distinguish runs; rename it, or leave it out"
+                f"config has {key!r}, which cpdrun does not use to distinguish runs. Rename the key, or leave it out"
             )
         if key.split(".")[0] == "scaling" and not aps:
             raise InvalidValueError(
-                f"config has {key!r}, which has a meaning only with aps=True; rename it, or leave it out"
+                f"config has {key!r}, which has a meaning only with aps=True. Rename the key, or leave it out"
             )
     return settings
 

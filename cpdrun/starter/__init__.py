@@ -25,7 +25,7 @@ def write(folder: Path, schema: str) -> list[Path]:
     """
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty; name a folder that does not exist yet")
+            raise UserError(f"{folder} is not empty. Type a folder that does not exist yet")
         with as_file(files(__package__) / "project") as project:
             copytree(project, folder, dirs_exist_ok=True, ignore=ignore_patterns("__pycache__"))
         (folder / SCHEMA).write_text(schema, encoding="utf-8")

@@ -171,12 +171,12 @@ def build_early_stopping(config: dict[str, Any], task: Task, duration: Duration)
     """Make the early-stopping rule. An old config.yaml may not contain the key give_up_after.
 
     Raises:
-        BuildError: The rule needs the range of the loss, which the task does not know.
+        BuildError: The rule needs the range of the loss, which the task does not define.
     """
     share = config.get("give_up_after")
     if share is not None and task.loss_range() is None:
         raise BuildError(
-            f"give_up_after={share}: {type(task).__name__} does not know the loss of a guess; type give_up_after=null"
+            f"give_up_after={share}: {type(task).__name__} does not define the loss of a guess. Type give_up_after=null"
         )
     return EarlyStopping.from_share(share, duration)
 
@@ -219,7 +219,7 @@ def build_task(config: dict[str, Any], data: Data) -> Task:
     elif smoothing:
         name = spec["_target_"].rsplit(".", 1)[-1]
         raise BuildError(
-            f"label_smoothing={smoothing}: {name} does not smooth labels; type label_smoothing=0"
+            f"label_smoothing={smoothing}: {name} does not smooth labels. Type label_smoothing=0"
         )
     return part("task", _add_data_facts("task", spec, data))
 

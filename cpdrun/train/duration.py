@@ -12,7 +12,9 @@ Therefore, the rule is part of the run's identity, like the number of epochs.
 import math
 from dataclasses import dataclass
 
-MIN_PROGRESS = 0.05  # Reports use the same share to decide whether a run has learned.
+# The share of the possible decrease of the loss that a run must reach. Reports use the same share to decide whether a
+# run has learned.
+MIN_PROGRESS = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Duration:
             steps_per_epoch = math.ceil(max_steps / epochs)
         else:
             raise ValueError(
-                "data: train does not report its length; type max_steps=N, the total number of steps"
+                "data: train does not report its length. Type max_steps=N, the total number of steps"
             )
         if steps_per_epoch < 1:
             raise ValueError(

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--warm", type=int, metavar="FD", help="a socket that passes connections")
     how.add_argument("--once", type=int, metavar="FD", help="a connection")
-    how.add_argument("--task", metavar="JSON", help="a request; print the answer")
+    how.add_argument("--task", metavar="JSON", help="serve this request and print the answer")
     parser.add_argument("--parent", type=int, help="end when this process ends")
     arguments = parser.parse_args(argv)
     if arguments.parent is not None:
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
         answer = start_ranks(json.loads(arguments.task))
         print(json.dumps({**answer, "ended": time.time()}), flush=True)
         code = answer["exit_code"]
-        # Encode signals as a shell does. Skip the ordinary exit, in which Triton prints messages.
+        # Encode signals as a shell does. `os._exit` skips exit handlers, because Triton's handler prints messages.
         os._exit(code if code >= 0 else 128 - code)
     if arguments.once is not None:
         _serve(socket.socket(fileno=arguments.once))
@@ -120,7 +120,7 @@ def _serve(connection: socket.socket) -> None:
         if request["do"] == "check":
             answer: dict[str, Any] = _check(request["by"], request["configs"])
         else:
-            _lock, log = descriptors  # The lock only needs to remain open, so that the ranks inherit it.
+            _lock, log = descriptors  # The lock is kept open only so that the ranks inherit it.
             os.dup2(log, 1)
             os.dup2(log, 2)
             threading.Thread(target=_die_when_closed, args=(connection,), daemon=True).start()
@@ -204,7 +204,7 @@ def _shorten_termination() -> None:
     """Make torch wait TERMINATING_S instead of 30 s before it kills ranks that do not end after SIGTERM."""
     from torch.multiprocessing.spawn import ProcessContext
 
-    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for this
+    wait = getattr(ProcessContext, "_join_procs_with_timeout", None)  # torch has no setting for the timeout
     if wait is not None:
         patched: Any = ProcessContext
         patched._join_procs_with_timeout = lambda context, timeout: wait(context, min(timeout, TERMINATING_S))
@@ -222,7 +222,7 @@ def _launch_config(request: dict[str, Any]) -> Any:
         rendezvous: dict[str, Any] = {"rdzv_backend": LoopbackRendezvous.BACKEND, "local_addr": LOOPBACK}
     else:
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": request["rendezvous"]}
-    # LaunchConfig asks whether there is a GPU; through NVML, that does not initialise CUDA before the fork.
+    # LaunchConfig checks whether there is a GPU. If it uses NVML, this does not initialize CUDA before the fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return LaunchConfig(
         min_nodes=nodes,

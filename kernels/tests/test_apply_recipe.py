@@ -80,8 +80,8 @@ def test_the_nvfp4_recipe_rounds_as_its_paper():
     custom_fp.apply_recipe(layers, "nvfp4")
     torch.manual_seed(3)
     y = layers[0](x)
-    assert torch.equal(y, bf16(F.linear(custom_fp.quantize(x, "nvfp4", axis=-1), custom_fp.quantize(w, "nvfp4_2d")))
-                       + layers[0].bias)  # fmt: skip
+    product = F.linear(custom_fp.quantize(x, "nvfp4", axis=-1), custom_fp.quantize(w, "nvfp4_2d"))
+    assert torch.equal(y, bf16(product + bf16(layers[0].bias)))
     (dw,) = torch.autograd.grad(y, layers[0].weight, dy)
     torch.manual_seed(3)
     turned = [custom_fp.hadamard(t, 16, seed=0, axis=0) for t in (dy, x)]

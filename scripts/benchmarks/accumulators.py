@@ -1,4 +1,4 @@
-"""Which path does the matrix product of each accumulator take, and how fast is it, in one thread?
+"""Determine which path the matrix product of each accumulator takes, and how fast it is in one thread.
 
     python scripts/benchmarks/accumulators.py --output results/reference/numerics/accumulators.md
     python scripts/benchmarks/accumulators.py h100_fp8 fp16-fused "e5m10 of e4m3fn"

@@ -1,14 +1,14 @@
-"""How long does it take to synchronize gradients over a slow link, including rounding and packing?
+"""Time the synchronization of gradients over a slow link, including rounding and packing.
 
     sudo python scripts/benchmarks/all_reduce.py                                   # 2 ranks, 1 Gbit/s, 25M values
     sudo python scripts/benchmarks/all_reduce.py --ranks 2 4 --rate 1gbit 100mbit
-    python scripts/benchmarks/all_reduce.py --loopback                             # no link, which needs no root
+    python scripts/benchmarks/all_reduce.py --loopback                             # without links, so no root is needed
     sudo chrt -r 5 python scripts/benchmarks/all_reduce.py                         # next to other work on the machine
 
-Each rank runs in a network namespace behind a token bucket (slow_links.py). The first table is about one tensor of
-`--values` float32 values that is summed in place. The second one is about a training step: forward, backward and
-exchange of a model with as many parameters, under DistributedDataParallel. Seconds, ratios and bytes are medians, and
-seconds are those of the slowest rank.
+Each rank runs in a network namespace behind a token bucket (slow_links.py). The first table contains the times to sum
+one tensor of `--values` float32 values in place. The second one contains the times of a training step (forward,
+backward and exchange) of a model with `--values` parameters under DistributedDataParallel. Seconds, ratios and bytes
+are medians, and seconds are those of the slowest rank.
 
 `sent` is the number of bytes that the interface of rank 0 has sent (over loopback, the number of all ranks). `theory`
 is 2 (N-1)/N n k/8. Headers of TCP, IP and Ethernet add 4.6 % at an MTU of 1500. The script takes about ten minutes. The
@@ -151,7 +151,9 @@ def add_exchange_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--values", type=int, default=25_000_000, help="number of values (default: 25 million)"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="timed turns of each method (default: 5)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of timed turns of each method (default: 5)"
+    )
     parser.add_argument("--exchange-only", action="store_true", help="no training steps")
 
 

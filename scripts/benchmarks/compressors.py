@@ -1,11 +1,12 @@
-"""How long do the compressors take to compress and decompress one worker's layer, compared with copying it?
+"""Time the compressors on one worker's layer, compared with copying it.
 
     python scripts/benchmarks/compressors.py                  # 2**22 values, 1 thread
     python scripts/benchmarks/compressors.py --values 25000000 --device cuda
 
-Columns: bits per value, and milliseconds to compress and to decompress, each also as a multiple of the time to copy the
-values. power_sgd is a whole step of one worker on a square layer, with error feedback: both products, the sums of the
-factors, the result and the residual. Inputs are normal(0, 1) * 1e-3. The script takes about a minute.
+The columns are the bits per value, and the milliseconds to compress and to decompress, each also as a multiple of the
+time to copy the values. For power_sgd, a whole step of one worker on a square layer with error feedback is timed. It
+includes both products, the sums of the factors, the result and the residual. Inputs are normal(0, 1) * 1e-3. The script
+takes about a minute.
 """
 
 import torch
@@ -59,7 +60,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--values", type=int, default=2**22, help="number of values (default: 2**22)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=5, help="timed turns of each call (default: 5)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="number of timed turns of each call (default: 5)"
+    )
     parser.add_argument("--rank", type=int, default=2, help="rank of power_sgd (default: 2)")
     options = parser.parse_args()
     device, repeats = options.device, options.repeats

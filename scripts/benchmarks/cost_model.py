@@ -1,4 +1,4 @@
-"""Does the cost model predict the measured seconds of a training step over a slow link?
+"""Compare the cost model's predictions with the measured seconds of a training step over a slow link.
 
     sudo python scripts/benchmarks/cost_model.py                           # 2 ranks, 1 Gbit/s and 100 Mbit/s
     sudo python scripts/benchmarks/cost_model.py --out results/reference/costmodel
@@ -219,7 +219,9 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="calibrations, each followed by steps (default: 3)"
     )
-    parser.add_argument("--repeats", type=int, default=4, help="steps of each method in a round (default: 4)")
+    parser.add_argument(
+        "--repeats", type=int, default=4, help="number of steps of each method in a round (default: 4)"
+    )
     parser.add_argument(
         "--out", type=Path, help="folder for validation.md, the measured times, and a picture"
     )

@@ -1,11 +1,12 @@
-"""What does emulating many workers cost, compared with one plain fp32 step on the same samples?
+"""Time the emulation of many workers, compared with one plain fp32 step on the same samples.
 
     python scripts/benchmarks/emulation.py [--workers 256] [--batch 5] [--threads 2]
 
-The plain step processes one batch of N x B digits: forward, backward, SGD. The emulated steps compute N gradients
-(exact: one worker after the other; batched: vmap over grad), round each gradient to the format, add the gradients with
-every partial sum rounded, and apply the sum. The steps are timed in turns. Times are medians. The script takes about a
-minute.
+The plain step processes one batch of N x B digits, with a forward pass, a backward pass, and a step of SGD. The
+emulated steps compute N gradients, round each gradient to the format, add the gradients with every partial sum rounded,
+and apply the sum. With emulation=exact, the gradients are computed one worker after the other. With
+emulation=batched, they are computed by vmap over grad. The steps are timed in turns. Times are medians. The script
+takes about a minute.
 """
 
 import statistics
@@ -70,7 +71,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--batch", type=int, default=5, help="samples per worker (default: 5)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each step (default: 15)")
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="number of timed turns of each step (default: 15)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     sizes = options.workers, options.batch

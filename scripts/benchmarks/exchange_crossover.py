@@ -64,7 +64,7 @@ METHODS = {
     "bf16 ring": Method("ring", 16, "bf16"),
     "8 bits, APS": Method("direct", 8, "e4m3", aps=True),
     "4 bits, APS": Method("direct", 4, "e2m1", aps=True),
-    "top-k 1 %": Method("messages", math.nan, "top-k"),  # The number of bits is computed from the message.
+    "top-k 1 %": Method("messages", math.nan, "top-k"),  # its number of bits is computed from the message
 }
 
 
@@ -119,7 +119,7 @@ def top_k() -> Any:
 
 
 def top_k_codec(n_values: int) -> dict[str, float]:
-    """Return the seconds per value to compress the vector, and to decode a message and add the values."""
+    """Return two times in seconds per value: to compress the vector, and to decode a message and add its values."""
     import torch
 
     from cpdrun.costmodel.measure import alternate
@@ -219,7 +219,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     add_link_arguments(parser, ranks=[2], rates=["100mbit", "1gbit", "5gbit", LOOPBACK])
     parser.add_argument("--values", type=int, default=4_000_000, help="number of values (default: 4 million)")
-    parser.add_argument("--repeats", type=int, default=7, help="timed turns of each method (default: 7)")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="number of timed turns of each method (default: 7)"
+    )
     options = parse_arguments(parser, run_rank)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with Report(options.output) as report:

@@ -1,4 +1,4 @@
-"""How fast is custom_fp, compared with copying memory and with other libraries?
+"""Time custom_fp, compared with copying memory and with other libraries.
 
     python scripts/benchmarks/numerics.py                     # CPU, 2**24 values, 1 and 2 threads
     python scripts/benchmarks/numerics.py --only "tables of values" --threads 1
@@ -241,9 +241,13 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads on the CPU"
     )
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
     parser.add_argument(
-        "--only", default="", help="the tables whose title starts with this: 'tables of values'"
+        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="make only the tables whose title starts with this text, such as 'tables of values'",
     )
     options = parser.parse_args()
     device, repeats, is_cpu = options.device, options.repeats, options.device == "cpu"

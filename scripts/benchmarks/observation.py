@@ -1,4 +1,4 @@
-"""How much CPU time does observing a run cost (observe=N)?
+"""Measure the CPU time that it costs to observe a run (observe=N).
 
     python scripts/benchmarks/observation.py [EXPERIMENT ...] [--steps 24] [--repeats 3]
 
@@ -7,9 +7,13 @@ every step observed. A third run of two steps measures the startup time, which i
 one thread. The three runs take turns, and the smallest CPU time of each counts, because other programs can only
 increase it.
 
-Columns: the milliseconds of a step; the additional time of an observed step, in units of unobserved steps; and the
-additional time of 8 and of 16 observed steps, as a share of all steps of the experiment. The script takes about five
-minutes. cpdrun/whatif chooses the number of observed steps based on the result.
+The columns are
+
+- the milliseconds of a step,
+- the additional time of an observed step, in units of unobserved steps,
+- the additional time of 8 and of 16 observed steps, as a share of all steps of the experiment.
+
+The script takes about five minutes. cpdrun/whatif chooses the number of observed steps based on the result.
 """
 
 import json
@@ -89,7 +93,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("experiments", nargs="*", default=EXPERIMENTS, metavar="EXPERIMENT")
     parser.add_argument("--steps", type=int, default=24, help="steps of a run (default: 24)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="number of runs of each kind (default: 3)")
     options = parser.parse_args()
     heads = (
         "experiment",

@@ -1,4 +1,4 @@
-"""How fast are products of rounded operands, as a share of the rate of torch.mm?
+"""Measure the rate of products of rounded operands, as a share of the rate of torch.mm.
 
     python scripts/benchmarks/quantized_products.py                        # 1024^3, one thread
     python scripts/benchmarks/quantized_products.py --threads 2 --output results/reference/numerics/products.md
@@ -158,8 +158,12 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--size", type=int, default=1024, help="size of the square operands (default: 1024)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each call (default: 15)")
-    parser.add_argument("--only", default="", help="the tables whose title starts with this: 'forward'")
+    parser.add_argument(
+        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+    )
+    parser.add_argument(
+        "--only", default="", help="make only the tables whose title starts with this text, such as 'forward'"
+    )
     options = parser.parse_args()
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""How much slower is a user's script when cpdrun is attached to it?
+"""Measure how much slower a user's script is when cpdrun is attached to it.
 
     python scripts/benchmarks/script_overhead.py [--steps 300] [--threads 1] [--ranks 2]
 
@@ -113,7 +113,10 @@ def time_turn(turn: Callable[[int], None]) -> float:
 def measure(
     make: Callable[[], nn.Module], workers: int, overrides: tuple[str, ...] | None, steps: int, folder: str
 ) -> Overhead:
-    """Compare the script alone with the script attached to a run, or with itself if there are no overrides."""
+    """Compare the script outside of a run with the script attached to a run.
+
+    If `overrides` is None, the script outside of a run is compared with itself.
+    """
     alone = make_turn(make, workers, None)
     if overrides is None:
         return compare(alone, make_turn(make, workers, None), nullcontext, steps)

@@ -1,9 +1,9 @@
-"""How long do the exchanges of sharded training take over a slow link, including rounding and packing?
+"""Time the exchanges of sharded training over a slow link, including rounding and packing.
 
     sudo python scripts/benchmarks/sharded_step.py                      # 2 and 4 ranks, 1 Gbit/s, 25M values
     sudo python scripts/benchmarks/sharded_step.py --ranks 2 --output table.md
     sudo chrt -r 5 python scripts/benchmarks/sharded_step.py            # next to other work on the machine
-    python scripts/benchmarks/sharded_step.py --loopback                # no link, which needs no root
+    python scripts/benchmarks/sharded_step.py --loopback                # without links, so no root is needed
 
 Each rank runs in a network namespace behind a token bucket (slow_links.py). Seconds and ratios are medians, and seconds
 are those of the slowest rank.

@@ -1,4 +1,4 @@
-"""How good is custom_fp.testing: how many legal results does it reject, and how many planted bugs does it find?
+"""Measure how many legal results custom_fp.testing rejects, and how many planted bugs it finds.
 
     python scripts/benchmarks/testing_study.py [--elements 1000000] [--only legal|bugs|time] [--output FILE]
 

@@ -1,4 +1,4 @@
-"""How much slower is a step of cpdrun's training loop than that of a plain PyTorch script?
+"""Measure how much slower a step of cpdrun's training loop is than a step of a plain PyTorch script.
 
     python scripts/benchmarks/training_step.py [--device cuda] [--steps 200] [--threads 1]
 

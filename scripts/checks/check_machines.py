@@ -112,7 +112,7 @@ def exponents(x: np.ndarray, emin: int) -> np.ndarray:
 
 
 def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Round to the format of sums, toward zero or to nearest even. Past the largest value, return infinity."""
+    """Round to the format of sums, toward zero or to nearest even. Values that are too large become infinity."""
     fmt = how.sum
     quantum = np.maximum(np.frexp(x)[1] - 1, fmt.emin) - fmt.mantissa_bits
     digits = np.ldexp(x, -quantum)
@@ -122,9 +122,10 @@ def to_format(x: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
 
 
 def joined(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Return float32 sums of aligned blocks. The sum of a block is aligned with the partial sum afterwards.
+    """Return float32 sums of products that are aligned in two stages.
 
-    The parts of a split block are aligned separately.
+    The products of a block are aligned and added first. Their sum is then aligned with the partial sum. The parts of a
+    split block are aligned separately.
     """
     emin_a, emin_b = (fmt.emin for fmt in how.operands)
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))

@@ -76,7 +76,7 @@ def main() -> int:
     idle = set(device.parameters) - set(device.launches)
     print(f"\n{sum(device.launches.values())} launches; kernels that were not run: {sorted(idle) or 'none'}")
     print(
-        f"{time.perf_counter() - started:.0f} s; calls with other bits: {len(to.wrong)}",
+        f"{time.perf_counter() - started:.0f} s; number of calls whose results have other bits: {len(to.wrong)}",
         *to.wrong[:40],
         sep="\n",
     )

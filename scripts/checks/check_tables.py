@@ -139,7 +139,7 @@ def _p3109(bits: int, formats) -> Iterator[tuple[Tabulated, object]]:
 
 
 def by_codes(fmt: Tabulated, of: str, encode, decode, near: float) -> Row:
-    """Compare a format with another library by all codes and many floats, and return the row of the table.
+    """Compare a format with another library, for all codes and many floats, and return the row of the table.
 
     Args:
         encode: The other library's function from a number to its code.
@@ -210,8 +210,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--softposit", type=Path, help="SoftPosit as a shared library")
-    parser.add_argument("--takum", type=Path, help="libtakum as a shared library")
+    parser.add_argument("--softposit", type=Path, help="path of SoftPosit's shared library")
+    parser.add_argument("--takum", type=Path, help="path of libtakum's shared library")
     parser.add_argument(
         "--most", type=int, default=8, help="largest number of bits of P3109 formats (default: 8)"
     )

@@ -1,4 +1,4 @@
-"""Does custom_fp.quantize equal the reference for every float32, all 2**32 of them, bit for bit?
+"""Compare custom_fp.quantize with the reference, bit for bit, for all 2**32 float32 numbers.
 
     python scripts/checks/exhaustive.py                       # e5m2, e4m3, e4m3fn and e3m0; minutes for each
     python scripts/checks/exhaustive.py --output results/reference/numerics/exhaustive.md e3m2
@@ -22,7 +22,9 @@ from custom_fp.formats.scalar import Format
 from custom_fp.rounding import Overflow, Rounding, Rule
 
 DETERMINISTIC = [str(word) for word in Rounding if word is not Rounding.STOCHASTIC]
-CHUNK = 1 << 15  # This number of values is small enough for the reference to remain in the cache.
+CHUNK = (
+    1 << 15
+)  # the number of values per call, so that the arrays of the reference fit into the processor's cache
 
 
 def differences(fmt: Format, rounding: str, overflow: str) -> int:

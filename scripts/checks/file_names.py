@@ -26,7 +26,8 @@ IN_ANY_FOLDERS = {
     "native.py": "Each group of operators has a file per backend.",
 }
 
-ENDINGS = ("ed", "ing")  # the endings of participles, and of the following nouns
+ENDINGS = ("ed", "ing")  # the endings of participles
+# Nouns with the same endings, which are allowed.
 NOUNS = (
     "batching embedding ending grouping launching lightning parsing rounding scaling screening speed string"
 )

@@ -1,4 +1,6 @@
-"""Check custom_fp on 2**31 + 8 values, where 32-bit indices would overflow: in place, packed to 2 bits, and exponents.
+"""Check custom_fp on a tensor with 2**31 + 8 values, where 32-bit indices would overflow.
+
+The checks are rounding in place, packing to 2 bits, and exponents.
 
 python scripts/checks/large_tensor.py [cpu | cuda]        # needs 10 GB of memory; takes about a minute
 """

@@ -1,4 +1,6 @@
-"""Do sweeps that are killed, interrupted and stopped at random end like undisturbed ones? This is the nightly test.
+"""Check that sweeps which are killed, interrupted and stopped at random give the same results as undisturbed ones.
+
+This is the nightly test.
 
     python scripts/checks/soak.py                          # 200 signals, seed 0: about an hour on two cores
     python scripts/checks/soak.py --signals 10 --seed 3    # a few minutes
@@ -8,9 +10,9 @@
     python scripts/checks/soak.py --fuzz 10000             # then 10,000 override strings and YAML files
 
 A sweep of digits, or of a user's script, is trained without signals. Then sweeps of the same runs, alternately with 1
-and 2 ranks, receive signals. The target is the launcher, the warm process, an engine, an agent, a rank, or a whole
-process group. It receives KILL; or INT, TERM or HUP once or twice; or STOP and later CONT. If the launcher ends, it is
-started again. The test checks that
+and 2 ranks, receive signals. Each signal is sent to the launcher, the warm process, an engine, an agent, a rank, or a
+whole process group. The signals are KILL, INT, TERM or HUP (once or twice), and STOP with a later CONT. If the launcher
+ends, it is started again. The test checks that
 
 - all final weights and metrics are those of the undisturbed sweep,
 - no launch fails that did not receive a signal,

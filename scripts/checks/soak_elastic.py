@@ -1,12 +1,12 @@
-"""How much work is lost if ranks of runs with elastic=true are killed, and do the results keep the same bits?
+"""Kill ranks of runs with elastic=true, to check that results keep the same bits and to measure the lost work.
 
     nice python scripts/checks/soak_elastic.py                       # 20 kills: about three minutes on two cores
     python scripts/checks/soak_elastic.py --kills 100 --seed 3
     python scripts/checks/soak_elastic.py --overhead 5               # only the cost of elastic=true without kills
 
-Each case is first trained without kills by one process that emulates all workers. Then it is trained by several ranks,
-and again and again, one of the ranks is killed. The test checks that the run ends in its first attempt, with the final
-weights of the first run and one line in lost.jsonl for each kill. Otherwise, the exit status is 1.
+Each case is first trained without kills by one process that emulates all workers. It is then trained by several ranks,
+one of which is killed again and again. The test checks that the run ends in its first attempt, with the final weights
+of the run without kills, and with one line in lost.jsonl for each kill. Otherwise, the exit status is 1.
 
 For each kill, the script prints three numbers: the number of steps that were trained again; `lost`, the time in seconds
 between the end of the last complete step and the end of its repetition, as recorded by the run; and `from the kill`,
@@ -52,10 +52,15 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=20, help="kills in total (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=30, help="epochs of a run; longer runs take more kills")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=30,
+        help="number of epochs of a run (default: 30). A longer run is killed more often.",
+    )
     parser.add_argument("--case", action="append", choices=CASES, help="only this case; can be repeated")
     parser.add_argument(
-        "--overhead", type=int, metavar="N", help="kill nothing; time N pairs of undisturbed runs"
+        "--overhead", type=int, metavar="N", help="time N pairs of undisturbed runs instead of killing ranks"
     )
     arguments = parser.parse_args()
     cases = {name: CASES[name] for name in arguments.case or CASES}

@@ -1,4 +1,4 @@
-"""Does a search that is killed repeatedly have the same result as an undisturbed search?
+"""Check that a search which is killed repeatedly has the same result as an undisturbed search.
 
 `soak.py --search N` runs this test. Ctrl-C interrupts the search once, after the first run of its baseline, which
 determines the start of the search. Then the process of the command is killed at random moments: when a further run

@@ -45,7 +45,7 @@ def search(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("stop", "how"), [("error", ""), ("quietly", " (2 stopped early)")])
-def test_a_format_whose_bad_seeds_stop_at_nan_is_open_and_its_failures_come_first(search, stop, how):
+def test_a_format_with_failed_seeds_is_open(search, stop, how):
     found = search(stop, 4)
     answer = next(line for line in found["says"] if "8 bits" in line)
     assert answer.startswith("OPEN: no format without APS is certified")
@@ -63,7 +63,7 @@ def test_a_format_whose_bad_seeds_stop_at_nan_is_open_and_its_failures_come_firs
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_the_machine_killed_is_tried_again_and_not_counted(search, tmp_path):
+def test_a_killed_run_is_retried_and_not_counted_as_failed(search, tmp_path):
     def kill_the_script() -> None:
         while not (waiting := tmp_path / "waiting").exists() or not waiting.read_text():
             time.sleep(0.05)

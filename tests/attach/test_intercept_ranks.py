@@ -31,7 +31,7 @@ def equal(found: list[Tensor], expected: list[Tensor], rank: int = 0) -> bool:
     return all(same_bits(a, b) for a, b in (pairs if rank == 0 else pairs[:PARAMETERS]))
 
 
-def test_two_processes_equal_one_that_plays_two_workers() -> None:
+def test_two_processes_equal_one_that_emulates_two_workers() -> None:
     expected, _ = train_intercepted(ACROSS, *E3M0, "world_size=2")
     ranks = run_ranks(2, train_intercepted, ACROSS, *E3M0, "world_size=2", "nproc=2")
     for rank, (found, facts) in enumerate(ranks):
@@ -97,7 +97,7 @@ def sharded(*typed: str) -> tuple[list[Tensor], dict[str, Any]]:
     return [p.full_tensor().detach() for p in model.parameters()], interceptor.facts()
 
 
-def test_fully_shard_equals_one_process_that_plays_the_workers() -> None:
+def test_fully_shard_equals_one_process_that_emulates_the_workers() -> None:
     typed = ("world_size=2", *DRAWN)
     interceptor = Interceptor(config(*typed))
     interceptor.install()
@@ -131,7 +131,7 @@ def without_and_with() -> list[str]:
 FP32 = ["plain", "static graph", "no_sync", "autocast", "GradScaler, clipped", "two optimizers"]
 
 
-def test_fp32_in_two_processes_is_what_the_script_computes_without_cpdrun() -> None:
+def test_fp32_in_two_processes_changes_no_bit() -> None:
     assert run_ranks(2, without_and_with) == [[], []]
 
 
@@ -171,7 +171,7 @@ def adversaries(*typed: str) -> tuple[list[Tensor], dict[str, Any]]:
     return [p.detach() for p in parameters], interceptor.facts()
 
 
-def test_two_models_that_judge_each_other() -> None:
+def test_adversarial_models_with_an_optimizer_each() -> None:
     expected, _ = adversaries(*E3M0, "world_size=2")
     for weights, _ in run_ranks(2, adversaries, *E3M0, "world_size=2", "nproc=2"):
         assert all(map(same_bits, weights, expected))
@@ -203,7 +203,7 @@ def both_counted(*typed: str) -> list[list[Tensor]]:
     return [counted(*typed, bucket_view=view) for view in (False, True)]
 
 
-def test_backward_passes_count_as_workers_under_ddp_too() -> None:
+def test_backward_passes_count_as_workers_under_ddp() -> None:
     """Powers of two: dividing by them first or last gives the same bits."""
     expected = counted(*E3M0, "world_size=4")
     for rank in run_ranks(2, both_counted, *E3M0, "world_size=4", "nproc=2"):
@@ -280,7 +280,7 @@ def one_shard() -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_exchanged_stops_the_script_in_one_line() -> None:
+def test_unsupported_exchanges_are_errors_of_one_line() -> None:
     assert "Set nproc=2 or more, or use DistributedDataParallel" in run_ranks(1, one_shard)[0]
     for said in run_ranks(2, what_is_refused):
         assert "Put the forward pass into it, too" in said["forward outside"]

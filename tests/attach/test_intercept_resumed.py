@@ -85,18 +85,18 @@ def ends(way: str, *typed: str, forgets: bool = False) -> tuple[list[Tensor], li
 
 @pytest.mark.parametrize("typed", [REMEMBERING, DELAYED], ids=["residuals", "delayed"])
 @pytest.mark.parametrize(("way", "workers"), [("alone", 1), ("loaded first", 1), ("said", 2), ("counted", 2)])
-def test_one_process(way: str, workers: int, typed: tuple[str, ...]) -> None:
+def test_a_resumed_process_ends_with_the_same_bits(way: str, workers: int, typed: tuple[str, ...]) -> None:
     whole, halves = ends(way, *typed, f"world_size={workers}")
     assert all(map(same_bits, whole, halves))
 
 
 @pytest.mark.parametrize("typed", [REMEMBERING, DELAYED[:2] + DELAYED[-1:], (RULES,)])
-def test_the_bits_are_others_where_it_is_forgotten(typed: tuple[str, ...]) -> None:
+def test_the_bits_differ_if_the_state_is_not_restored(typed: tuple[str, ...]) -> None:
     whole, halves = ends("alone", *typed, forgets=True)
     assert not all(map(same_bits, whole, halves))
 
 
-def test_rules_of_later_steps() -> None:
+def test_rules_of_later_steps_apply_after_a_resume() -> None:
     whole, halves = ends("alone", RULES)
     assert all(map(same_bits, whole, halves))
 
@@ -109,11 +109,11 @@ def in_two_processes() -> list[str]:
     return differ
 
 
-def test_two_processes_and_what_rank_0_saved() -> None:
+def test_two_processes_resume_from_the_checkpoint_of_rank_0() -> None:
     assert run_ranks(2, in_two_processes) == [[], []]
 
 
-def test_nothing_is_remembered_at_fp32_and_what_is_strange_is_refused(intercept) -> None:
+def test_fp32_has_no_state_and_foreign_state_is_an_error(intercept) -> None:
     assert intercept().state_dict() == {}
     intercept().load_state_dict({"steps": 3, "sums": {}})
     interceptor = intercept(*REMEMBERING)

@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
     [("daemon", f"a fork of {SCRIPT.name}"), ("command", "sleep 600")],
     ids=["fork", "command"],
 )
-def test_what_is_left_behind_is_named_alone_and_nobody_waits_for_it(runs, do, name):
+def test_processes_left_behind_are_named_and_not_waited_for(runs, do, name):
     attempt = runs[do].last_attempt()
     assert attempt.outcome().status is Ending.FINISHED
     assert ", warm start" in attempt.agent_log.read_text()  # forks of a warm process are not named
@@ -54,16 +54,16 @@ def test_what_is_left_behind_is_named_alone_and_nobody_waits_for_it(runs, do, na
 
 
 @pytest.mark.parametrize("do", ["stopped", "waits"])
-def test_a_run_of_which_we_kill_every_process_leaves_none_behind(runs, do):
+def test_killed_runs_leave_no_process_behind(runs, do):
     assert runs[do].last_attempt().outcome().left_running is None
 
 
-def test_a_rank_that_a_signal_has_stopped_is_named(runs):
+def test_a_rank_stopped_by_a_signal_is_named(runs):
     outcome = runs["stopped"].last_attempt().outcome()
     assert (outcome.status, outcome.rank) == (Ending.FAILED, 1)
     assert outcome.reason == f"rank 1 was stopped by a signal: {SILENT}"
 
 
-def test_a_rank_that_does_not_end_is_not_kept_alive_by_one_that_has(runs):
+def test_a_rank_that_does_not_end_is_killed_after_the_patience(runs):
     outcome = runs["waits"].last_attempt().outcome()
     assert (outcome.status, outcome.reason) == (Ending.FAILED, f"hung or stopped: {SILENT}")

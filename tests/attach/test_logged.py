@@ -23,7 +23,7 @@ def result_of(rows, **more):
 LOSSES = [LoggedRow(epoch, metrics={"val_loss": loss}) for epoch, loss in ((1, 0.5), (2, 0.3), (3, 0.4))]
 
 
-def test_the_last_value_counts_and_the_best_is_told():
+def test_the_last_value_counts_and_the_best_is_recorded():
     ended = result_of(LOSSES)
     assert ended.metrics == {"val_loss": 0.4} and ended.judged_by == "val_loss"
     assert ended.best == Best("val_loss", 0.3, 2) and ended.status is Ending.FINISHED
@@ -39,25 +39,25 @@ def test_a_run_whose_last_value_is_not_finite_has_diverged():
     assert ended.status is Ending.DIVERGED and ended.metrics == {"val_loss": None}
 
 
-def test_an_unsaid_judge_is_the_first_that_is_of_a_test():
+def test_the_default_judge_is_the_first_test_metric():
     rows = [LoggedRow(metrics={"train_loss": 1.0, "lr": 0.1}), LoggedRow(metrics={"eval_accuracy": 0.5})]
     ended = result_of(rows)
     assert ended.judged_by == "eval_accuracy" and set(ended.measures) == {"train_loss", "eval_accuracy"}
 
 
-def test_a_share_is_shown_in_per_cent():
+def test_a_share_is_shown_in_percent():
     ended = result_of([LoggedRow(metrics={"hits": 0.5})], metric="hits", direction={"hits": "share"})
     assert ended.measures["hits"].shown == "percent" and ended.measures["hits"].higher_is_better
 
 
-def test_a_metric_that_was_never_logged_is_named_with_those_that_were():
+def test_a_missing_metric_is_an_error_with_the_logged_ones():
     with pytest.raises(NoResultError, match=r"never logged val_loss.*matches 'loss=.*It logged lr"):
         result_of([LoggedRow(metrics={"lr": 0.1})], metrics={"val_loss": "loss=(.*)"})
     with pytest.raises(NoResultError, match="logged no metric"):
         result_of([])
 
 
-def test_rows_of_a_file_that_grows_is_cut_short_and_is_begun_anew(tmp_path):
+def test_rows_are_read_from_a_file_that_grows_and_is_rewritten(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "loss": 9.0}\n')
     lines = GrowingFile(path, json_parser)
@@ -69,7 +69,7 @@ def test_rows_of_a_file_that_grows_is_cut_short_and_is_begun_anew(tmp_path):
     assert list(lines.last()) == [LoggedRow(metrics={"loss": 1})]
 
 
-def test_a_null_and_a_word_are_no_values():
+def test_nulls_and_words_are_not_values():
     assert row_of({"step": 1, "val_loss": None, "name": "x", "ok": True}) is None
     assert row_of({"global_step": 7, "epoch": 0.5, "loss": 2}) == LoggedRow(0.5, 7, {"loss": 2})
 

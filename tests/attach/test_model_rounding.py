@@ -59,7 +59,7 @@ def built_in(*typed: str) -> list[Tensor]:
     return gradients(prepared)
 
 
-def test_products_are_those_of_a_built_in_run(intercept) -> None:
+def test_products_equal_those_of_a_built_in_run(intercept) -> None:
     interceptor = intercept(*RULES)
     net = Net()
     head = net.head
@@ -75,7 +75,7 @@ def test_products_are_those_of_a_built_in_run(intercept) -> None:
     assert "accumulator of forward=fp16" in facts["rounded"]["body.0"]
 
 
-def test_a_model_is_taken_hold_of_by_its_name_too(intercept) -> None:
+def test_a_model_can_be_added_explicitly(intercept) -> None:
     interceptor = intercept(*RULES)
     net = Net()
     interceptor.add(net)
@@ -95,7 +95,7 @@ def test_a_model_that_is_one_layer_stays_the_same_object(intercept) -> None:
     assert same_bits(net(x).detach(), F.linear(x, custom_fp.quantize(net.weight.detach(), "e4m3")) + net.bias)
 
 
-def test_rules_hold_in_the_steps_that_they_name(intercept) -> None:
+def test_rules_apply_in_their_steps(intercept) -> None:
     rule = {"modules": "head", "role": "weight", "format": "e3m0", "steps": [1, 2]}
     for own in (False, True):  # of the run, or by a recipe of the script's
         interceptor = intercept(*([] if own else [f"precision.rules={[rule]}"]))
@@ -111,7 +111,7 @@ def test_rules_hold_in_the_steps_that_they_name(intercept) -> None:
         assert same == [True, False, True] and interceptor.state_dict() == {"steps": 3, "sums": {}}
 
 
-def test_a_compiled_model_computes_by_the_rules(intercept) -> None:
+def test_rules_apply_to_a_compiled_model(intercept) -> None:
     intercept(*RULES)
     net = Net()
     compiled = torch.compile(net, backend="eager")
@@ -120,7 +120,7 @@ def test_a_compiled_model_computes_by_the_rules(intercept) -> None:
     assert all(map(same_bits, found, built_in(*RULES)))
 
 
-def test_autocast_changes_no_product_that_rules_reach(intercept) -> None:
+def test_autocast_does_not_change_products_of_rules(intercept) -> None:
     intercept(WEIGHTS)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     SGD(net.parameters(), lr=0.1)
@@ -134,7 +134,7 @@ def test_autocast_changes_no_product_that_rules_reach(intercept) -> None:
     assert all(map(same_bits, *found))
 
 
-def test_a_rule_for_no_layer_stops_the_script(intercept) -> None:
+def test_a_rule_that_matches_no_layer_is_an_error(intercept) -> None:
     interceptor = intercept("precision.rules=[{modules: 'tail.*', role: weight, format: e4m3}]")
     net = Net()
     with pytest.raises(UserError, match=r"precision.rules\[0\]: 'tail\.\*' matches no layer"):
@@ -164,7 +164,7 @@ def test_attention_of_a_script_is_rounded_and_listed(intercept) -> None:
         interceptor.check()
 
 
-def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(intercept, capsys, monkeypatch) -> None:
+def test_the_recipe_of_the_run_replaces_that_of_the_script(intercept, capsys, monkeypatch) -> None:
     def of(recipe: str) -> list[Tensor]:
         net = Net()
         custom_fp.apply_recipe(net, recipe)
@@ -206,7 +206,7 @@ def test_a_recipe_of_the_run_or_of_the_script_and_the_runs_stands(intercept, cap
             cpdrun.attach(*given, recipe="mxpf8")
 
 
-def test_a_second_model_that_no_rule_means_stays_in_float32(intercept) -> None:
+def test_a_second_model_that_no_rule_matches_stays_in_float32(intercept) -> None:
     interceptor = intercept(
         "precision.rules=[{modules: Linear, role: input, format: e4m3},"
         " {modules: 'body.*', role: weight, format: e4m3}]"
@@ -236,7 +236,7 @@ def wrapped(how: str, *typed: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_under_wrappers_too(how: str) -> None:
+def test_rules_apply_under_ddp_and_fsdp(how: str) -> None:
     """The same samples on both ranks: the mean is each one's."""
     expected = built_in(*RULES)
     for found in run_ranks(2, wrapped, how, *RULES):

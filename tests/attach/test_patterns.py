@@ -25,17 +25,17 @@ def patterns_for(metrics, **more):
         ("val loss 0.5 then val loss 0.4", 0.4),
     ],
 )
-def test_the_whole_number_counts(line, value):
+def test_the_complete_number_is_read(line, value):
     assert patterns_for({"val_loss": USUAL}).row(line) == LoggedRow(metrics={"val_loss": value})
 
 
 @pytest.mark.parametrize("word", ["nan", "NaN", "inf", "-inf", "Infinity"])
-def test_a_diverged_loss_is_seen_though_the_pattern_takes_digits_alone(word):
+def test_nan_and_inf_are_read_even_if_the_pattern_matches_digits_only(word):
     row = patterns_for({"val_loss": USUAL}).row(f"val loss {word}")
     assert not math.isfinite(row.metrics["val_loss"])
 
 
-def test_the_last_in_a_line_counts_whether_it_is_finite_or_not():
+def test_the_last_value_of_a_line_counts():
     patterns = patterns_for({"loss": r"loss ([0-9.]+)"})
     assert math.isnan(patterns.row("loss 0.5 loss nan").metrics["loss"])
     assert patterns.row("loss nan loss 0.5").metrics["loss"] == 0.5
@@ -62,12 +62,12 @@ def test_numbers_with_signs_and_commas():
         r"[^])]*?([^])a-z ]+) is it",
     ],
 )
-def test_groups_of_any_writing_are_found(pattern):
+def test_groups_in_any_notation_are_found(pattern):
     text = "nan is it" if "\\(" not in pattern else "(nan) is it"
     assert math.isnan(patterns_for({"m": pattern}).row(text).metrics["m"])
 
 
-def test_epoch_and_step_stay_until_they_are_seen_again():
+def test_epoch_and_step_are_kept_for_later_lines():
     patterns = patterns_for({"epoch": r"epoch (\d+)", "step": r"step (\d+)", "loss": r" loss (\S+)"})
     assert patterns.row("epoch 2") is None
     assert patterns.row("step 20: loss 1.5") == LoggedRow(2.0, 20, {"loss": 1.5})
@@ -117,6 +117,6 @@ def test_epochs_of_printed_pairs_are_kept():
     assert patterns.row("iter 7 val_loss: 1.0") == LoggedRow(2.0, 7, {"val_loss": 1.0})
 
 
-def test_a_metric_that_was_named_is_found_though_its_direction_is_unknown():
+def test_a_named_metric_is_found_without_a_known_direction():
     assert patterns_for({}).row("reward 3") is None
     assert patterns_for({}, metric="reward").row("reward 3") == LoggedRow(metrics={"reward": 3.0})

@@ -18,7 +18,7 @@ def run(tmp_path):
     return run
 
 
-def test_rows_are_as_the_script_counts(run):
+def test_rows_have_the_epochs_and_steps_of_the_script(run):
     recorder = Recorder(run.path)
     recorder.log({"epoch": 1, "val_loss": torch.tensor(0.5)})
     recorder.log({"step": 20, "epoch": 0.25, "loss": math.nan})
@@ -37,12 +37,12 @@ def test_other_ranks_write_nothing(run):
 
 
 @pytest.mark.parametrize("value", ["low", None, torch.ones(2), [1.0]])
-def test_what_is_no_number_is_named(run, value):
+def test_values_that_are_not_numbers_are_errors(run, value):
     with pytest.raises(UserError, match=r"run.log\(val_loss="):
         Recorder(run.path).log({"val_loss": value})
 
 
-def test_a_script_is_told_to_stop_and_the_run_knows(run):
+def test_should_stop_is_recorded_in_the_attempt(run):
     recorder = Recorder(run.path)
     assert not recorder.should_stop()
     (attempt,) = run.attempts()
@@ -51,7 +51,7 @@ def test_a_script_is_told_to_stop_and_the_run_knows(run):
     assert recorder.should_stop() and attempt.stop_delivered.exists()
 
 
-def test_without_a_run_there_is_none(run, monkeypatch):
+def test_there_is_no_recorder_without_a_run(run, monkeypatch):
     monkeypatch.delenv(RUN_DIR, raising=False)
     assert Recorder.from_environment() is None
     monkeypatch.setenv(RUN_DIR, str(run.path))

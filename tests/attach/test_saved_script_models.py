@@ -37,7 +37,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0)
     return loss.detach()
 
 
-def test_the_reloaded_best_model_computes_by_the_rules(intercept, tmp_path) -> None:
+def test_rules_apply_to_a_reloaded_model(intercept, tmp_path) -> None:
     interceptor, x = intercept("recipe=mxfp8"), batch(0, 0)[0]
     other = tmp_path / "other.pt"
     torch.save(nn.Bilinear(2, 3, 4), other)
@@ -58,7 +58,7 @@ def test_the_reloaded_best_model_computes_by_the_rules(intercept, tmp_path) -> N
     interceptor.check()
 
 
-def test_a_model_that_only_gets_weights_is_named(intercept) -> None:
+def test_a_model_without_optimizer_is_noted(intercept) -> None:
     interceptor, x = intercept("recipe=mxfp8"), batch(0, 0)[0]
     model = Net()
     step(model, SGD(model.parameters(), lr=0.1))
@@ -74,7 +74,7 @@ def test_a_model_that_only_gets_weights_is_named(intercept) -> None:
     )
 
 
-def test_a_copy_trains_by_the_rules_with_histories_of_its_own(intercept) -> None:
+def test_a_copied_model_has_its_own_histories(intercept) -> None:
     interceptor = intercept("recipe=fp8_delayed")
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -110,7 +110,7 @@ def test_a_wrapped_model_is_saved_without_its_hook(typed) -> None:
 
 
 @pytest.mark.parametrize("typed", ["recipe=bf16", "format=e5m2"])
-def test_a_script_without_an_optimizer_is_refused_at_its_first_backward(intercept, typed) -> None:
+def test_a_script_without_an_optimizer_is_an_error_at_its_first_backward_pass(intercept, typed) -> None:
     intercept(typed)
     x, y = batch(0, 0)
     loss = F.cross_entropy(Net()(x), y)
@@ -119,7 +119,7 @@ def test_a_script_without_an_optimizer_is_refused_at_its_first_backward(intercep
 
 
 @pytest.mark.parametrize(("axes", "is_refused"), [("format: [fp32, e5m2]", True), ("seed: [0, 1]", False)])
-def test_the_baseline_of_formats_is_refused_before_it_trains(
+def test_a_baseline_without_an_optimizer_is_an_error_only_if_formats_are_compared(
     intercept, axes, is_refused, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(f"axes: {{{axes}}}")
@@ -133,7 +133,9 @@ def test_the_baseline_of_formats_is_refused_before_it_trains(
 
 
 @pytest.mark.parametrize(("model", "recipe"), [("LSTM", "bf16"), ("Transformer", "nvfp4")])
-def test_a_script_that_loads_its_best_model(intercept, model, recipe, tmp_path, monkeypatch, capsys) -> None:
+def test_a_reloaded_best_model_has_the_loss_of_a_copy(
+    intercept, model, recipe, tmp_path, monkeypatch, capsys
+) -> None:
     """The reloaded model has the test loss of a deep copy, by the rules."""
     interceptor = intercept(f"recipe={recipe}")
     monkeypatch.setattr(sys, "argv", ["train.py", "--model", model, "--save", str(tmp_path / "model.pt")])

@@ -58,7 +58,7 @@ def test_a_wrong_pattern_costs_one_run_and_its_correction_none(here, capsys):
     assert run.result().metrics == {"train_loss": 0.5, "val_acc": 0.2}
 
 
-def test_what_the_first_run_found_is_said(here, capsys):
+def test_the_metrics_of_the_first_run_are_printed(here, capsys):
     assert main(["sweep", "train.py", "seed=0,1"]) == 0
     said = "".join(capsys.readouterr())
     assert "note: train has an option --seed, so each run passes its own seed with --seed {seed}" in said

@@ -43,7 +43,7 @@ def train(interceptor, steps: int) -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("typed", [(), ("format=e3m0", "aps=true")])
-def test_each_played_worker_s_gradient_is_seen_and_no_bit_changes(intercept, run, typed) -> None:
+def test_the_gradient_of_each_emulated_worker_is_observed_and_no_bit_changes(intercept, run, typed) -> None:
     plain = train(intercept("world_size=3", *typed), 45)
     interceptor = intercept("world_size=3", "observe=4", *typed)
     observed = train(interceptor, 45)
@@ -75,7 +75,7 @@ def test_a_model_that_is_saved_or_copied_during_an_observed_step_has_no_hooks(in
     assert "activation" in Observation.load(run.observed).by_step[10]
 
 
-def test_a_step_by_closure_is_seen_but_for_gradients(intercept, run) -> None:
+def test_a_step_by_closure_is_observed_without_gradients(intercept, run) -> None:
     interceptor = intercept("observe=2")
     model = linear()
     optimizer = LBFGS(model.parameters(), max_iter=3)
@@ -93,7 +93,7 @@ def test_a_step_by_closure_is_seen_but_for_gradients(intercept, run) -> None:
     assert {"weight", "update"} <= set(found.by_step[0])
 
 
-def test_steps_are_spread_evenly_whatever_their_number() -> None:
+def test_observed_steps_are_spread_evenly() -> None:
     for most, steps in ((1, 50), (2, 999), (16, 30), (16, 5000)):
         spread, looks = ObservedSteps(most), 0
         for step in range(steps):

@@ -57,7 +57,7 @@ def test_less_is_better_and_the_curve_is_over_steps(here):
     assert {row.epoch for run in study.groups[0].runs for row in rows_of(run)} == {10, 20}
 
 
-def test_a_metric_of_unsaid_direction_is_asked_for(here):
+def test_a_metric_of_unknown_direction_is_an_error(here):
     sweep = made(["format=fp32,e4m3"], by_format)
     with pytest.raises(
         ReportUsageError, match="--metric reward:min if smaller ones are, or --metric reward:max"
@@ -67,24 +67,24 @@ def test_a_metric_of_unsaid_direction_is_asked_for(here):
     assert not read_study([sweep], metric="reward:min").metric.higher_is_better
 
 
-def test_an_argument_that_changed_nothing_is_said(here):
+def test_an_argument_that_changed_nothing_is_reported(here):
     sweep = made(["script.args.lr=0.1,0.2", "format=fp32,e4m3", "seed=0,1"], by_format)
     (line,) = ignored_texts(ignored(collect([sweep])))
     assert line.startswith("Runs with lr = 0.1, 0.2 measured exactly the same") and "read --lr?" in line
 
 
-def test_a_seed_that_changed_nothing_is_said(here):
+def test_a_seed_that_changed_nothing_is_reported(here):
     sweep = made(["script.args.lr=0.1,0.2", "seed=0,1,2"], lambda config: config["script"]["args"]["lr"])
     (line,) = ignored_texts(ignored(collect([sweep])))
     assert line.startswith("Runs of the seeds 0, 1, 2 measured exactly the same")
 
 
-def test_what_changed_something_somewhere_is_not_said(here):
+def test_an_argument_that_changed_some_runs_is_not_reported(here):
     sweep = made(["script.args.lr=0.1,0.2", "seed=0,1"], lambda c: c["seed"] * c["script"]["args"]["lr"])
     assert ignored(collect([sweep])) == []
 
 
-def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
+def test_seeds_that_change_nothing_are_not_evidence(here):
     words = ["script=train.py", "format=fp32,e4m3", "search.most_seeds=3"]
     sweep = made(["format=fp32,e4m3", "seed=0,1,2"], lambda config: 0.5 + (config["format"] == "e4m3") / 100)
     results = Results(ask(words))
@@ -97,7 +97,7 @@ def test_a_search_takes_no_seeds_that_change_nothing_for_evidence(here):
     assert baseline_problem(Results(ask(words)), baseline) is None
 
 
-def test_a_search_for_a_metric_of_unsaid_direction_is_refused(here):
+def test_a_search_for_a_metric_of_unknown_direction_is_an_error(here):
     with pytest.raises(ConfigError, match=r"script.direction.reward=min"):
         ask(["script=train.py", "format=fp32,e4m3", "search.metric=reward"])
     ask(["script=train.py", "format=fp32,e4m3", "search.metric=reward", "script.direction.reward=max"])

@@ -47,14 +47,14 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ENDS)
-def test_each_end_gets_its_line(runs, way):
+def test_each_ending_is_classified(runs, way):
     ending, reason = ENDS[way]
     outcome = runs[way].last_attempt().outcome()
     assert outcome.status is ending and reason in outcome.reason
     assert runs[way].done.exists() == ending.has_result
 
 
-def test_the_record_of_one_that_ended_well(runs):
+def test_the_record_of_a_finished_script(runs):
     run = runs["fine"]
     result = run.result()
     assert result.judged_by == "val_loss" and 0 < result.metrics["val_loss"] < 1
@@ -64,13 +64,13 @@ def test_the_record_of_one_that_ended_well(runs):
     assert "attached" in env and env["cpu"]
 
 
-def test_a_huge_log_is_kept_within_bounds(runs):
+def test_a_huge_log_is_truncated(runs):
     log, result = runs["chatters"].last_attempt().rank_log(0), runs["chatters"].result()
     assert result.metrics["val_loss"] == 0.25
     assert log.stat().st_size < 16 << 20 and "bytes are left out here" in log.read_text()
 
 
-def test_its_random_numbers_are_seeded_from_the_run_s_seed(runs):
+def test_random_numbers_of_a_script_are_seeded_with_the_seed_of_the_run(runs):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     expected = torch.rand(1).item()
@@ -96,7 +96,7 @@ def run_of(tmp_path, monkeypatch):
     return run
 
 
-def test_one_that_hangs_is_ended(run_of):
+def test_a_hanging_script_is_ended(run_of):
     run, code = run_of("hangs", *LOSS, "patience_s=2")
     outcome = run.last_attempt().outcome()
     assert code == 1 and outcome.status is Ending.FAILED
@@ -105,7 +105,7 @@ def test_one_that_hangs_is_ended(run_of):
     )
 
 
-def test_another_launcher_and_event_files(run_of):
+def test_launch_with_torchrun_and_event_files(run_of):
     """torchrun itself, of two ranks, of which one writes for TensorBoard."""
     pytest.importorskip("tensorboard", reason="needs the extra `tensorboard`")
     torchrun = f"{sys.executable} -m torch.distributed.run --nproc-per-node {{nproc}} --master-port {{port}}"
@@ -124,7 +124,7 @@ def test_another_launcher_and_event_files(run_of):
     assert run.result().metrics == {"loss/val": pytest.approx(1 / 20)}
 
 
-def test_another_launcher_that_starts_other_ranks(tmp_path):
+def test_a_launcher_that_starts_too_few_ranks_is_an_error(tmp_path):
     run = run_dir(SCRIPT, tmp_path, 2, "e3m0")
     said = run_script(1, SCRIPT, [], tmp_path, attached, ends_with=2, CPDRUN_RUN_DIR=str(run.path))
     assert said.startswith(
@@ -146,7 +146,7 @@ print("val loss 1.5")
 """
 
 
-def test_one_that_is_started_again_with_nothing_left_to_train_was_held_before(tmp_path, monkeypatch):
+def test_a_retried_script_without_steps_left_is_not_an_error(tmp_path, monkeypatch):
     (tmp_path / "again.py").write_text(SAVES_AND_FAILS)
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "script=again.py", "format=e3m0", LOSS[0], "--retries", "1"]) == 0

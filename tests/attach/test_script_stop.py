@@ -47,7 +47,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("words", ["", "--ask"])
-def test_it_is_stopped_and_has_saved(runs, words):
+def test_a_script_saves_and_stops(runs, words):
     run, attempt, code = runs[words]
     assert code == os.EX_TEMPFAIL and not run.done.exists()
     assert int((run.checkpoint.parent / "step").read_text()) > 0
@@ -56,7 +56,7 @@ def test_it_is_stopped_and_has_saved(runs, words):
     assert attempt.polls_stop.exists() == attempt.stop_delivered.exists() == (words == "--ask")
 
 
-def test_it_goes_on_from_there_and_what_it_logged_before_counts(runs):
+def test_a_stopped_script_continues_with_its_logged_rows(runs):
     run, _, _ = runs["--ask"]
     saved = int((run.checkpoint.parent / "step").read_text())
     run.preempt.unlink()

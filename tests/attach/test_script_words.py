@@ -46,7 +46,7 @@ def test_arguments_as_flags_and_as_hydra_reads_them(here):
     assert words(only(*texts, "script.args_style=hydra").config, here) == hydra
 
 
-def test_names_of_metrics_as_tensorboard_has_them(here):
+def test_names_of_metrics_may_contain_slashes(here):
     texts = ["script.metric=acc/vals", "script.direction.acc/vals=max", "script.metrics.acc/vals=a ([0-9]+)"]
     script = only("script=train.py", *texts).config["script"]
     assert script["direction"] == {"acc/vals": "max"} and script["metrics"] == {"acc/vals": "a ([0-9]+)"}
@@ -54,11 +54,8 @@ def test_names_of_metrics_as_tensorboard_has_them(here):
 
 def test_scaling_changes_nothing_in_fp32(here):
     sweep = plan(["script=train.py", "format=fp32,e4m3fn", "aps=true,false"])
-    assert [(run.config["format"], run.config["aps"]) for run in sweep.runs] == [
-        ("fp32", False),
-        ("e4m3fn", True),
-        ("e4m3fn", False),
-    ]
+    cells = [(run.config["format"], run.config["aps"]) for run in sweep.runs]
+    assert cells == [("fp32", False), ("e4m3fn", True), ("e4m3fn", False)]
     assert sweep.describe() == "format(2) x aps(2) = 4, less 1 (fp32 with APS) -> 3 runs"
 
 
@@ -67,34 +64,28 @@ def test_an_axis_over_an_argument(here):
     assert len({run.name for run in runs}) == 4
 
 
-def test_an_edited_script_makes_other_runs_and_another_folder_does_not(here, monkeypatch):
-    before = only("script=train.py").name
-    other = here / "other"
-    other.mkdir()
-    (other / "train.py").write_text((here / "train.py").read_text())
-    monkeypatch.chdir(other)
-    assert only("script=train.py").name == before
-    (other / "train.py").write_text("print('val loss 2.0')\n")
-    assert only("script=train.py").name != before
+def test_only_the_config_and_the_code_of_a_script_change_the_name_of_a_run(here, monkeypatch):
+    run = only("script=train.py")
+    assert run_name(run.config) == run.name
+    assert only("script=train.py", LOSS, "metric=val_loss", "script.csv={run_dir}/m.csv").name == run.name
+    assert only("script=train.py", "script.grace_s=5", "patience_s=9", "limit_s=5").name == run.name
+    assert only("script=train.py", "nproc=2").name != run.name
+    assert only("script=train.py", "recipe=bf16").name.startswith("train-bf16-w1-s0-")
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    names = []
+    for code in (
+        (here / "train.py").read_text(),
+        'x = """\n# text\n\n"""\nprint(x)  # why\n',
+        '# A headline.\n\nx = """\n# text\n\n"""\nprint(x)\n',
+        'x = """\n# other text\n\n"""\nprint(x)\n',
+    ):
+        (here / "other" / "train.py").write_text(code)
+        names.append(only("script=train.py").name)
+    assert names[0] == run.name and names[1] == names[2] and len(set(names)) == 3, "comments do not count"
 
 
-def test_what_is_read_of_a_script_and_what_stops_it_make_no_other_run(here):
-    before = only("script=train.py").name
-    assert only("script=train.py", LOSS, "metric=val_loss", "script.csv={run_dir}/m.csv").name == before
-    assert only("script=train.py", "nproc=2").name != before
-    assert only("script=train.py", "script.grace_s=5", "patience_s=9", "limit_s=5").name == before
-
-
-def test_an_edited_comment_makes_no_other_run(here):
-    (here / "train.py").write_text('x = """\n# text\n\n"""\nprint(x)  # why\n')
-    before = only("script=train.py").name
-    (here / "train.py").write_text('# A headline.\n\nx = """\n# text\n\n"""\nprint(x)\n')
-    assert only("script=train.py").name == before
-    (here / "train.py").write_text('x = """\n# other text\n\n"""\nprint(x)\n')
-    assert only("script=train.py").name != before
-
-
-def test_a_script_that_takes_a_seed_gets_the_runs(here):
+def test_a_script_that_takes_a_seed_is_given_that_of_the_run(here):
     (here / "train.py").write_text(
         "import argparse\nargparse.ArgumentParser().add_argument('--seed', type=int)\n"
     )
@@ -103,17 +94,8 @@ def test_a_script_that_takes_a_seed_gets_the_runs(here):
     assert words(only("script=train.py", "script.args.seed=6").config, here) == ["--seed", "6"]
 
 
-def test_braces_twice_are_text(here):
+def test_double_braces_are_literal(here):
     assert words(only("script=train.py", "script_args={{epoch}}-{seed}").config, here) == ["{epoch}-0"]
-
-
-def test_the_name_has_the_recipe(here):
-    assert only("script=train.py", "recipe=bf16").name.startswith("train-bf16-w1-s0-")
-
-
-def test_the_name_is_of_the_config_alone(here):
-    run = only("script=train.py", LOSS)
-    assert run_name(run.config) == run.name
 
 
 def test_an_experiment_of_a_script(here):
@@ -129,10 +111,10 @@ def test_an_experiment_of_a_script(here):
     ("texts", "told"),
     [
         (["script=tarin.py"], "no such file .did you mean 'train.py'"),
-        (["script=pack"], "is a folder; for a package, type script='-m pack'"),
+        (["script=pack"], "is a folder. To run a package, type script='-m pack'"),
         (["script=-m pack.fti"], "no module 'pack.fti'"),
         (["script=-m pack"], "contains __main__.py"),
-        (["script=pack.fit"], "for a module, type script='-m pack.fit'"),
+        (["script=pack.fit"], "To run a module, type script='-m pack.fit'"),
         (["script=broken.py"], "broken.py, line 1: "),
         (["script_args=--lr 1"], "script.path must be given"),
         (["script=train.py", "model=convnet"], "a script has its own model"),
@@ -159,24 +141,20 @@ def test_an_experiment_of_a_script(here):
         (["script=train.py", "metric=accuracy", LOSS], "script.metric=accuracy is not among script.metrics"),
     ],
 )
-def test_wrong_words_get_a_line(here, texts, told):
+def test_mistakes_are_errors(here, texts, told):
     (here / "broken.py").write_text("print(\n")
     with pytest.raises(ConfigError, match=told):
         plan(texts)
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("val_loss", "min"),
-        ("loss/val", "min"),
-        ("test_accuracy", "max"),
-        ("top5", "max"),
-        ("bits_per_byte", "min"),
-        ("reward", None),
-        ("score", None),
-    ],
-)
-def test_ways_of_common_names(name, way):
+DIRECTIONS = {
+    **dict.fromkeys(("val_loss", "loss/val", "bits_per_byte"), "min"),
+    **dict.fromkeys(("test_accuracy", "top5"), "max"),
+    **dict.fromkeys(("reward", "score")),
+}
+
+
+@pytest.mark.parametrize(("name", "way"), DIRECTIONS.items())
+def test_directions_of_common_metrics(name, way):
     assert direction_of(name, {}) == way
     assert direction_of(name, {name: "max"}) == "max"

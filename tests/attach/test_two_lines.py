@@ -72,7 +72,7 @@ def test_two_lines_do_nothing_without_cpdrun(said) -> None:
     assert said(ATTACHED) == said(ALONE)
 
 
-def test_two_lines_intercept_what_was_made_before(said, run_dir: Path, monkeypatch: Any) -> None:
+def test_attach_intercepts_models_made_before(said, run_dir: Path, monkeypatch: Any) -> None:
     """In a process that some launcher of the script's own started."""
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
@@ -92,7 +92,7 @@ def test_a_script_that_steps_by_hand_ends_with_an_error(run_dir: Path) -> None:
     assert ended.stderr.startswith("error: format=e3m0 with APS had no effect on any gradient")
 
 
-def test_inside_a_run(run_dir: Path, monkeypatch: Any) -> None:
+def test_attach_uses_the_interceptor_of_the_run(run_dir: Path, monkeypatch: Any) -> None:
     """What the runner has installed is what the script is given."""
     monkeypatch.setenv("CPDRUN_RUN_DIR", str(run_dir))
     interceptor = Interceptor(config("format=e3m0", "aps=true", "world_size=2"))

@@ -52,7 +52,7 @@ def test_invalid_yaml_is_reported_in_one_line(experiment, text, message):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("format=[e4m3,e5m2]", r"must be one name; for an axis, type e4m3,e5m2 without brackets"),
+        ("format=[e4m3,e5m2]", r"must be one name. To try several, type e4m3,e5m2 without brackets"),
         ("format=E4M3", r"did you mean 'e4m3fn'"),
         ("format=fp8", r"did you mean e4m3fn \(hardware FP8, maximum 448\) or e5m2\?"),
         ("name=" + "a" * 300, "must have at most 255 bytes, but has 300"),

@@ -31,7 +31,7 @@ def planned(exp):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_opens_with_its_command_and_has_a_grid(file):
+def test_an_experiment_starts_with_its_command_and_has_a_baseline(file):
     first, second, *_ = file.read_text().splitlines()
     assert first in [
         f"# cpdrun {command} exp={file.stem}" for command in ("sweep", "search", "search --allocate")
@@ -45,7 +45,7 @@ def test_it_opens_with_its_command_and_has_a_grid(file):
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if TRAINS_HERE.search(f.stem)], ids=lambda file: file.stem)
-def test_a_step_of_it_trains_and_is_evaluated(file, tmp_path, train_here):
+def test_a_step_of_an_experiment_is_trained_and_evaluated(file, tmp_path, train_here):
     config = planned(file.stem).runs[-1].config
     kind = config["data"]["_target_"].rsplit(".", 1)[-1]
     if kind.startswith("Fashion") and not DEBIAN_DIR.exists():

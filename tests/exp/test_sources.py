@@ -21,7 +21,7 @@ def schedule_of(config):
     return instantiate(config["schedule"], _convert_="all")
 
 
-def test_davidnet_has_the_rates_of_its_authors_at_every_step():
+def test_davidnet_has_the_learning_rates_of_its_authors():
     config = first_run("davidnet_bits")
     workers, images, steps = 8, 512, 12  # 50,000 // 8 // 512
     assert (config["world_size"], config["batch_size"], config["epochs"]) == (workers, images, 24)
@@ -37,7 +37,7 @@ def test_davidnet_has_the_rates_of_its_authors_at_every_step():
         )
 
 
-def test_davidnet_takes_their_steps_on_the_mean_gradient():
+def test_davidnet_takes_the_steps_of_its_authors_on_the_mean_gradient():
     settings = dict(first_run("davidnet_bits")["optim"])
     settings.pop("_target_")
     ours, theirs = (torch.nn.Parameter(torch.ones(5, dtype=torch.float64)) for _ in range(2))
@@ -52,7 +52,7 @@ def test_davidnet_takes_their_steps_on_the_mean_gradient():
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
 
 
-def test_resnet50_decays_no_norm_and_begins_them_at_1():
+def test_resnet50_decays_no_norms_and_initializes_them_to_1():
     config = first_run("resnet50_bits")
     model = build_model(config, SimpleNamespace(num_classes=1000))
     optimizer = build_optimizer(config, model)(list(model.parameters()))
@@ -69,7 +69,7 @@ def test_resnet50_decays_no_norm_and_begins_them_at_1():
         assert config["optim"]["lr"] * ours(epoch, 90) == pytest.approx(lr)
 
 
-def test_fcn_ends_at_the_smallest_rate_and_takes_as_many_steps():
+def test_fcn_has_the_learning_rates_and_steps_of_its_source():
     config = first_run("fcn_bits")
     ours, steps = schedule_of(config), 2975 // (config["world_size"] * config["batch_size"])
     assert config["world_size"] * config["batch_size"] == 16
@@ -88,7 +88,7 @@ def test_alexnet_warms_up_and_decays_as_a_square():
 
 
 @pytest.mark.parametrize("name", ["resnet18_cifar10_bits", "alexnet_bits"])
-def test_lars_is_that_of_the_authors_code(name):
+def test_lars_equals_that_of_the_authors(name):
     """local = |w| / (|g| + d |w|) * .001; m = .9 m + lr local (g + d w); w -= m: for every parameter, zeros too."""
     config = next(r.config for r in plan([f"exp={name}"]).runs if "lars" in r.config["optim"]["_target_"])
     spec = config["optim"]

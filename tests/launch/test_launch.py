@@ -1,5 +1,6 @@
 """A complete launch in its own process: what it counts, prints and leaves behind."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -205,51 +206,44 @@ def test_an_invalid_done_json_fails_only_its_run(launcher, sweep):
     assert "done.json does not contain a record. Remove the file and start the run again" in text
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_full_disk_is_reported_once(launcher, sweep):
+@pytest.fixture
+def tmpfs(sweep):
+    """Mount a file system of 256 KB in place of the folder of the sweep."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
     sweep.path.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(sweep.path)], check=True)
-    try:
-        jobs = {"a": {"epochs": 100, "epoch_s": 0.05}, "b": {}}
-        process = launcher(jobs=jobs)
-        wait_for(sweep.run("b").done.exists, "the end of the short run")
-        wait_for(sweep.run("a").status.exists, "the first epoch")
-        filler = Path(sweep.path / "filler")
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * 4096)
-            except OSError:
-                pass
-        code, summary, text = result(process)
-        assert (code, summary["failed"], summary["done"]) == (1, ["a"], 1)
-        assert "stopping because the disk is full" in text and "Traceback" not in text
-        assert text.count("Free some space, then type the command again") == 1
-        filler.unlink()
-        code, summary, _ = result(launcher(jobs=jobs))
-        assert (code, summary["done"]) == (0, 1)
-    finally:
-        wait_for(lambda: not processes_of(sweep.path), "the end of every process")
-        subprocess.run(["umount", str(sweep.path)], check=True)
+    yield sweep.path
+    wait_for(lambda: not processes_of(sweep.path), "the end of every process")
+    subprocess.run(["umount", str(sweep.path)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a read-only tmpfs needs root")
-def test_read_only_results_are_an_error_but_can_be_shown(launcher, sweep):
-    sweep.path.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(sweep.path)], check=True)
-    try:
-        result(launcher(jobs={"a": {}}))
-        subprocess.run(["mount", "-o", "remount,ro", str(sweep.path)], check=True)
-        process = launcher(jobs={"a": {}, "b": {}})
-        _, err = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 2
-        assert (
-            err == f"error: cannot write {sweep.run('b').path}: Read-only file system. Nothing was started.\n"
-        )
-        assert [(row.name, row.state) for row in sweep_status(sweep)] == [("a", State.DONE)]
-    finally:
-        wait_for(lambda: not processes_of(sweep.path), "the end of every process")
-        subprocess.run(["umount", str(sweep.path)], check=True)
+def test_a_full_disk_is_reported_once(tmpfs, launcher, sweep):
+    jobs = {"a": {"epochs": 100, "epoch_s": 0.05}, "b": {}}
+    process = launcher(jobs=jobs)
+    wait_for(sweep.run("b").done.exists, "the end of the short run")
+    wait_for(sweep.run("a").status.exists, "the first epoch")
+    filler = tmpfs / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    code, summary, text = result(process)
+    assert (code, summary["failed"], summary["done"]) == (1, ["a"], 1)
+    assert "stopping because the disk is full" in text and "Traceback" not in text
+    assert text.count("Free some space, then type the command again") == 1
+    filler.unlink()
+    code, summary, _ = result(launcher(jobs=jobs))
+    assert (code, summary["done"]) == (0, 1)
+
+
+def test_read_only_results_are_an_error_but_can_be_shown(tmpfs, launcher, sweep):
+    result(launcher(jobs={"a": {}}))
+    subprocess.run(["mount", "-o", "remount,ro", str(tmpfs)], check=True)
+    process = launcher(jobs={"a": {}, "b": {}})
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert err == f"error: cannot write {sweep.run('b').path}: Read-only file system. Nothing was started.\n"
+    assert [(row.name, row.state) for row in sweep_status(sweep)] == [("a", State.DONE)]
 
 
 def test_a_thousand_pending_runs_fit_in_little_memory(launcher, sweep):

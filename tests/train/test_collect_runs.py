@@ -1,4 +1,4 @@
-"""Observed runs have the bits of others, whatever plays their workers; and what is seen was there."""
+"""Observing changes no bit of a run, and the observations agree with its values."""
 
 import json
 import math
@@ -26,12 +26,12 @@ from cpdrun.whatif.simulate.effects import effects, main
 from cpdrun.whatif.simulate.rounding_error import rounding_error_of, rounding_error_of_values
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-WHOLE = "features.0.0.weight"  # a layer that its sample has as a whole
+WHOLE = "features.0.0.weight"  # a layer whose sample contains all values
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory) -> RunDir:
-    """A run of two epochs, 44 steps, of which 4 are seen."""
+    """A run of two epochs, 44 steps, of which 4 are observed."""
     from cpdrun.train.rank import run_rank
 
     folder, threads = tmp_path_factory.mktemp("observed"), torch.get_num_threads()
@@ -45,6 +45,11 @@ def observed(tmp_path_factory) -> RunDir:
         assert run_rank(str(run.path)) == 0
     torch.set_num_threads(threads)
     return run
+
+
+@pytest.fixture
+def observation(observed) -> Observation:
+    return Observation.load(observed.observed)
 
 
 def config_of(*typed: str) -> dict:
@@ -62,7 +67,7 @@ def config_of(*typed: str) -> dict:
     return planned.config
 
 
-def test_observing_changes_neither_a_run_s_name_nor_a_bit(observed, make_run, train_here):
+def test_observing_changes_neither_the_name_of_a_run_nor_a_bit(observed, make_run, train_here):
     plain = make_run()
     assert run_name(config_of("observe=4")) == run_name(config_of()) == plain.name
     assert train_here(plain) == 0
@@ -71,9 +76,7 @@ def test_observing_changes_neither_a_run_s_name_nor_a_bit(observed, make_run, tr
     assert read_json(plain.done)["metrics"] == read_json(observed.done)["metrics"]
 
 
-def test_several_ranks_that_stop_and_one_that_goes_on_see_what_one_sees(
-    observed, make_run, in_ranks, train_here
-):
+def test_observations_do_not_depend_on_splits_and_stops(observed, make_run, in_ranks, train_here):
     run = make_run("observe=4", "emulation=exact")
     run.preempt.touch()
     in_ranks(run, 2)
@@ -91,17 +94,14 @@ def test_several_ranks_that_stop_and_one_that_goes_on_see_what_one_sees(
                 assert np.array_equal(seen.binades, again.binades) and seen.numel == again.numel
                 assert np.array_equal(seen.column("count"), again.column("count"))
                 np.testing.assert_allclose(seen.rows, again.rows, rtol=1e-11, atol=1e-300)
-                assert (seen.zeros, seen.nonfinite, seen.largest) == (
-                    again.zeros,
-                    again.nonfinite,
-                    again.largest,
-                )
+                for fact in ("zeros", "nonfinite", "largest"):
+                    assert getattr(seen, fact) == getattr(again, fact)
                 for what, values in seen.samples.items():
                     assert np.array_equal(values, again.samples[what]), (role, name, what)
 
 
-def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, tmp_path):
-    """Killed twice, between checkpoints: what was seen after one is seen again, what was before it is kept."""
+def test_observations_before_a_checkpoint_survive_a_kill(observed, tmp_path):
+    """The run is killed twice. Steps after a checkpoint are observed again, those before it are kept."""
     whole, run = Observation.load(observed.observed), RunDir(tmp_path)
 
     def observer(step):
@@ -131,16 +131,12 @@ def test_what_a_checkpoint_kept_is_there_when_the_run_goes_on_from_it(observed, 
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_tables_are_of_the_values_that_samples_show(observed, role):
-    """Of layers that their samples have as a whole, in every step."""
+def test_tables_agree_with_samples_of_entire_layers(observed, role):
     compared, fmt = 0, Format.parse("e4m3")
     for layers in Observation.load(observed.observed).of(role).values():
         for seen in layers.values():
             values = seen.samples["values"]
-            if (
-                values.size < values.shape[0] * (seen.numel if values.ndim == 2 else 1)
-                or values.shape[-1] < seen.numel
-            ):
+            if values.shape[-1] < seen.numel:
                 continue
             scaled = values.astype(np.float64) * 2.0**6
             rounded = custom_fp.quantize(torch.from_numpy(scaled), fmt).double().numpy() * 2.0**-6
@@ -166,35 +162,31 @@ def test_tables_are_of_the_values_that_samples_show(observed, role):
         ("mxfp8_e4m3", False, {"requantise": "once"}),
     ],
 )
-def test_the_sum_is_that_of_a_run_in_its_order(observed, fmt, aps, knobs):
+def test_the_simulated_sum_is_that_of_a_run(observation, fmt, aps, knobs):
     typed = [f"format={fmt}", f"aps={str(aps).lower()}", *(f"sync.{k}={v}" for k, v in knobs.items())]
-    observation = Observation.load(observed.observed)
     found = effects(observation, config_of(*typed)).roles["gradient"]["layers"][WHOLE]
     squares, errors = 0.0, 0.0
     for layers in observation.of("gradient").values():
         values = layers[WHOLE].samples["values"]
-        total = (
-            emulate_all_reduce(list(torch.from_numpy(values.copy())), fmt, aps=aps, **knobs).double().numpy()
-        )
+        total = emulate_all_reduce(list(torch.from_numpy(values.copy())), fmt, aps=aps, **knobs)
+        total = total.double().numpy()
         exact = values.astype(np.float64).sum(0)
         squares, errors = squares + float(exact @ exact), errors + float(((total - exact) ** 2).sum())
     assert math.isclose(found["sum_error"], math.sqrt(errors / squares), rel_tol=1e-9)
     assert found["growth"] > 0 and found["cosine"] <= 1 + 1e-12
 
 
-def test_a_shift_is_of_the_whole_layer_and_not_of_its_sample(observed):
-    observation = Observation.load(observed.observed)
+def test_the_shift_depends_on_the_entire_layer(observation):
+    one = effects(observation, config_of()).roles["gradient"]["layers"][WHOLE]
     for layers in observation.by_step.values():
         seen = layers["gradient"][WHOLE]
         seen.samples["maxima"][3] *= 64  # one element of worker 3, outside the sample
-    one = effects(Observation.load(observed.observed), config_of()).roles["gradient"]["layers"][WHOLE]
     other = effects(observation, config_of()).roles["gradient"]["layers"][WHOLE]
     assert one["shift"] - 6 <= other["shift"] <= one["shift"] - 3
     assert other["underflow"] > one["underflow"]
 
 
-def test_recipes_and_rules_reach_the_layers_that_they_mean(observed):
-    observation = Observation.load(observed.observed)
+def test_recipes_and_rules_apply_to_their_layers(observation):
     rule = "precision.rules=[{modules: classifier, role: weight, format: e2m1}]"
     roles = effects(observation, config_of(rule)).roles
     formats = {name: of["format"] for name, of in roles["weight"]["layers"].items()}
@@ -211,35 +203,30 @@ def test_recipes_and_rules_reach_the_layers_that_they_mean(observed):
     assert not nvfp4["exact"] and 10 < nvfp4["all"]["snr_db"] < 40
 
 
-def test_full_precision_and_loss_scales_are_seen(observed):
-    observation = Observation.load(observed.observed)
-    hybrid = effects(
-        observation, config_of("full_precision.layers=['classifier.*']", "full_precision.first_epochs=1")
-    )
-    gradient = hybrid.roles["gradient"]
-    assert gradient["layers"]["classifier.weight"]["snr_db"] == 200
-    assert gradient["steps"]["0"]["snr_db"] == 200 > gradient["steps"]["43"]["snr_db"]
-    plain = effects(observation, config_of("aps=false")).roles["gradient"]["all"]
-    scaled = effects(observation, config_of("aps=false", "precision.loss_scale=1024")).roles["gradient"][
-        "all"
-    ]
-    assert scaled["underflow"] < plain["underflow"]
+def test_full_precision_and_loss_scales_are_simulated(observation):
+    def gradient(*typed):
+        return effects(observation, config_of(*typed)).roles["gradient"]
+
+    hybrid = gradient("full_precision.layers=['classifier.*']", "full_precision.first_epochs=1")
+    assert hybrid["layers"]["classifier.weight"]["snr_db"] == 200
+    assert hybrid["steps"]["0"]["snr_db"] == 200 > hybrid["steps"]["43"]["snr_db"]
+    plain, scaled = gradient("aps=false"), gradient("aps=false", "precision.loss_scale=1024")
+    assert scaled["all"]["underflow"] < plain["all"]["underflow"]
 
 
-def test_what_is_not_seen_is_said(observed, make_run, train_here):
-    observation = Observation.load(observed.observed)
+def test_quantities_that_are_not_observed_are_listed(observation, make_run, train_here):
     said = effects(observation, config_of("sync=local", "format=fp32", "aps=false")).uncovered
     assert any("does not send a sum of gradients" in line for line in said)
-    run = make_run("sync=local", "observe=2", "epochs=1", "format=fp32", "aps=false")
+    run = make_run(
+        "sync=local", "observe=2", "epochs=1", "format=fp32", "aps=false", "data.test_fraction=0.9"
+    )
     assert train_here(run) == 0
     own = Observation.load(run.observed)
     assert own.unobserved == [OWN_WEIGHTS]
     assert set(own.by_step[0]) == {"activation", "output_gradient"}
 
 
-def test_what_rules_reach_and_nobody_saw_is_said(observed):
-    observation = Observation.load(observed.observed)
-
+def test_rounding_that_was_not_observed_is_listed(observation):
     def said(*words):
         return effects(observation, config_of("format=fp32", "aps=false", *words)).uncovered
 
@@ -258,7 +245,7 @@ def test_what_rules_reach_and_nobody_saw_is_said(observed):
     assert said(everywhere) == ["rounding in Linear"]
 
 
-def test_attention_is_noticed_and_its_bits_stay():
+def test_attention_is_detected_without_changing_its_bits():
     block = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
     x, watched = torch.randn(2, 3, 8, generator=torch.manual_seed(0)), OperandRecorder(block, here=True)
     watched.open()
@@ -267,7 +254,7 @@ def test_attention_is_noticed_and_its_bits_stay():
     assert torch.equal(seen, block(x)) and torch.nn.functional.scaled_dot_product_attention is ATTENTION
 
 
-def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_path, capsys):
+def test_the_command_simulates_configs_and_reports_invalid_ones(observed, tmp_path, capsys):
     asked, out = tmp_path / "configs.json", tmp_path / "out.json"
     asked.write_text(json.dumps({"good": config_of(), "bad": config_of() | {"format": "e9m9"}}))
     assert main([str(observed.path), str(asked), str(out)]) == 0
@@ -279,7 +266,7 @@ def test_the_command_judges_configs_and_says_what_does_not_fit(observed, tmp_pat
     assert refused.count("\n") == 1 and "observe=" in refused
 
 
-def test_steps_and_samples_are_spread():
+def test_steps_and_samples_are_spread_evenly():
     assert observed_steps(16, 330)[::15] == [0, 329] and len(observed_steps(16, 330)) == 16
     assert observed_steps(5, 3) == [0, 1, 2] and observed_steps(0, 9) == [] and observed_steps(1, 9) == [0]
     at = samples.sample_places(100_000, samples.sample_size(100_000, 10, 8), torch.device("cpu"))

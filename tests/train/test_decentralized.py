@@ -154,9 +154,9 @@ def test_a_user_adds_a_topology_a_compressor_and_a_rule(tmp_path, train_here, mo
     [
         (
             ("sync.quasi_global_momentum=0.9", "sync.nesterov=true", "optim=adamw"),
-            "looks ahead by one SGD step; type optim=sgd",
+            "looks ahead by one SGD step. Type optim=sgd",
         ),
-        (("sync.quasi_global_momentum=0.9",), "replaces optim.momentum; type optim.momentum=0"),
+        (("sync.quasi_global_momentum=0.9",), "replaces optim.momentum. Type optim.momentum=0"),
         (("precision.weights=bf16",), "workers that gossip keep float32 weights"),
         (("topology=directed_ring", "topology.mixing=metropolis"), "sync: .*links go both ways"),
         (("compressor=qsgd", "format=e4m3", "aps=true"), "sync: aps=true: QSGD has its own scale"),

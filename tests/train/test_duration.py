@@ -122,7 +122,7 @@ def test_a_stream_read_ahead_gives_the_same_batches():
     ("typed", "said"),
     [
         (("+data.held_out=0", "max_steps=9"), "data: test of DigitsOneByOne is empty"),
-        ((), "data: train does not report its length; type max_steps=N"),
+        ((), "data: train does not report its length. Type max_steps=N"),
         (
             ("max_steps=9", "partition=skewed"),
             "partition: the samples of a stream are distributed to workers in order",

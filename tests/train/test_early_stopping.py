@@ -106,6 +106,6 @@ def test_a_task_without_loss_range_is_an_error():
     (run,) = plan(["exp=digits_bits", "format=e4m3", "aps=true", "seed=0", "give_up_after=0.4"]).runs
     config = {**run.config, "task": {"_target_": "cpdrun.tasks.model_loss.ModelLoss"}}
     with pytest.raises(
-        BuildError, match=r"^give_up_after=0.4: ModelLoss does not know the loss of a guess; type"
+        BuildError, match=r"^give_up_after=0.4: ModelLoss does not define the loss of a guess. Type"
     ):
         build(config, torch.device("cpu"))

@@ -177,5 +177,5 @@ def test_memory_counts_weights_and_activations_in_their_bits():
 
 
 def test_an_unsupported_padding_is_named():
-    with pytest.raises(ValueError, match="pads with reflect"):
+    with pytest.raises(ValueError, match="padding_mode=reflect"):
         Int8(**BITS).prepare(nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")))

@@ -228,6 +228,6 @@ def test_a_function_that_takes_any_keyword_is_given_the_number_of_classes(name):
 def test_a_metric_that_is_declared_and_not_returned_is_named():
     (run,) = plan(["task=custom", f"task._target_={HERE}.OddlyMeasured"]).runs
     assert check([run.config])["problems"] == [
-        "task: OddlyMeasured cannot evaluate the outputs of ConvNet: its metrics are accuracy, loss; it declares "
-        "accuracy, bits_per_bite, loss"
+        "task: OddlyMeasured cannot evaluate the outputs of ConvNet: it returns the metrics accuracy, loss, "
+        "but declares accuracy, bits_per_bite, loss"
     ]

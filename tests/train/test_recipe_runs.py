@@ -100,7 +100,7 @@ def test_workers_that_gossip_support_recipes_of_products_only(make_run, train_he
 def test_products_outside_a_recipe_are_noted_and_a_recipe_that_reaches_none_is_an_error():
     (run,) = plan(["exp=transformer_bits_small", "format=fp32", "aps=false", "seed=0", "recipe=nvfp4"]).runs
     (note,) = check([run.config])["notes"]
-    assert "1 product stays in float32: GPT: mm" in note
+    assert " of the multiply-accumulates; in float32: aten.mm in GPT" in note
     (run,) = runs("recipe=bf16", "model=mlp_parallel", "model.workers=2", "model.in_features=64")
     (problem,) = check([run.config])["problems"]
     assert "precision.rules[0]: '*' or 'MultiheadAttention' matches no layer" in problem

@@ -32,7 +32,7 @@ def test_the_weights_are_those_of_all_reduce(make_run, train_here, typed):
     [
         ("optim=lars", "optim: LARS needs whole layers"),
         ("optim=lamb", "LAMB needs whole layers"),
-        ("precision.weights=bf16", "sync.gather sets the format in which they are used"),
+        ("precision.weights=bf16", "To round the weights that a step uses, set sync.gather"),
         ("sync.gather=mxfp8_e4m3", "the format of gathered weights must not have its own scales"),
         ("sync.gather=e44", "e44"),
     ],

@@ -116,7 +116,7 @@ def test_fp32_norms_keeps_normalization_layers_in_fp32():
     [
         (
             {"kahan_weights": True, "master_weights": True},
-            r"without a float32 copy; set precision\.weights and",
+            r"without a float32 copy. Set precision\.weights and",
         ),
         ({"update_order": "last"}, r"precision\.update_order=last: choose one of unscale_first, rate_first"),
         ({}, r"precision\.update=fp16 rounds every operation of SGD \(optim=sgd\)"),

@@ -24,9 +24,8 @@ from cpdrun.comm.sums.magnitudes import PreviousStep
 from cpdrun.errors import UserError
 from cpdrun.train.instantiate import naming, part
 
-LARGEST_BFLOAT16 = torch.finfo(
-    torch.bfloat16
-).max  # larger values are, nearly always, too large for float32, too
+# The largest finite bfloat16 value. Larger values are nearly always too large for float32, too.
+LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max
 USE_RUN_WORKER = "put `with run.worker(w):` around each worker's forward and backward pass"
 
 

@@ -196,7 +196,7 @@ class Interceptor:
             steps = sum(self.events.steps.values())
             raise UserError(
                 f"format={self.settings} had no effect on any gradient. The script took {steps} steps with optimizers "
-                "of torch.optim. Train in the process that cpdrun starts, with such an optimizer"
+                "of torch.optim. Train with an optimizer of torch.optim, in the process that cpdrun starts"
             )
         self.rounding.check()
         self.settings.check_patterns()

@@ -223,7 +223,10 @@ class LoadedModels:
         return any(_class_and_shapes(model) == _class_and_shapes(other) for other in placed)
 
     def add_notes(self) -> None:
-        """Add a note for each model that got weights from a file, but no rules. Called at the end of the script."""
+        """Add a note for each model that loaded weights from a file but to which no rules apply.
+
+        Called at the end of the script.
+        """
         for ref, name in self._in_fp32.values():
             model = ref()
             if model is None or not self.rounding.is_placed(unwrapped(model)):

@@ -293,7 +293,7 @@ class ScriptObserver:
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> None:
         if not self.backward.inside:
-            self.backward.passes.clear()  # The script discards these gradients without a step.
+            self.backward.passes.clear()  # The script discards the gradients of these passes.
         original(*args, **kwargs)
 
     def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -212,6 +212,6 @@ def _with_closure(args: tuple, kwargs: dict[str, Any], after: Callable[[], None]
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer itself if it is wrapped by Accelerate."""
+    """Return the optimizer inside a wrapper of Accelerate. An optimizer without a wrapper is returned unchanged."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer

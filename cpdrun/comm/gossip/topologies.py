@@ -46,9 +46,9 @@ def uniform(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def metropolis(neighbours: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the matrix with weights of 1 / (1 + max(deg_i, deg_j)), and the remainder for the worker itself.
+    """Return the matrix with the weight 1 / (1 + max(deg_i, deg_j)) for each link between workers i and j.
 
-    All links must go both ways.
+    The weight of a worker for itself is the remainder. All links must go both ways.
     """
     weights = np.zeros((len(neighbours),) * 2)
     for i, of_i in enumerate(neighbours):
@@ -71,7 +71,7 @@ def mean_gap(weights: Sequence[np.ndarray]) -> float:
     apart_NxN = np.eye(N) - 1 / N
     for weights_NxN in weights:
         apart_NxN = weights_NxN @ apart_NxN
-        apart_NxN -= apart_NxN.mean(axis=0)  # This is 0 except for rounding errors, which would grow.
+        apart_NxN -= apart_NxN.mean(axis=0)  # Remove the mean, which is a rounding error that would grow.
         length = np.linalg.norm(apart_NxN, 2)
         if length < TOLERANCE:
             return 1.0
@@ -115,7 +115,7 @@ class Topology:
         weights = [self._mixed(without_oneself(senders)) for senders in self.rounds(N)]
         if N > 1 and mean_gap(weights) < TOLERANCE:
             raise ValueError(
-                "topology: the links do not connect all workers, so they cannot agree. Add links"
+                "topology: the links do not connect all workers, so their weights cannot become equal. Add links"
             )
         return weights
 

@@ -117,7 +117,7 @@ def compressor_by_name(name: str, fmt: Sum | NumberFormat | str, aps: bool, **op
 
 
 def _check_alone(kind: str, fmt: Any, scaling: ScalingRule | None, options: dict[str, Any]) -> None:
-    """Raise ValueError if the caller passes settings together with a `Compressor` object, which has its own."""
+    """Raise ValueError if settings are passed together with a `Compressor` object, which has its own settings."""
     beside = {"fmt": fmt, "aps or scaling": scaling, **dict.fromkeys(options, True)}
     for key, value in beside.items():
         if value is not None:

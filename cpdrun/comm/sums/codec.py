@@ -2,7 +2,7 @@
 
 The exchange between processes and the emulation in one process share this module. Only the exchange packs values.
 
-`compat=cpd` adds gradients as the code of the authors of APS does (github.com/drcut/CPD, ddd9a67). That code differs
+`compat=cpd` adds gradients as the APS authors' code does (github.com/drcut/CPD, ddd9a67). That code differs
 from the steps of `rounded_sum.py` in two ways:
 
     without APS   normal_sum_gradients and kahan_sum_gradients add the workers' unrounded values: acc = Q(acc + g_w),

@@ -274,7 +274,7 @@ class LevelsExchange(Exchange):
         self._pipeline(self._add_last, *self._to_all)
 
     def _agree_on_kept(self, level: Level) -> list[list[int]]:
-        """Return the shifts of a level whose groups add the kept sums of the level below."""
+        """Return the shifts of a level whose groups add the sums in `kept`, which the level below computed."""
         kept: list[list[list[Tensor]]] = [[[] for _ in self.layers.names] for _ in self.kept[0]]
         for pieces, sums_of_groups in zip(self.my_pieces, self.kept, strict=True):
             for of_layers, sums in zip(kept, sums_of_groups, strict=True):

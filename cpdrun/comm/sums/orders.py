@@ -261,8 +261,8 @@ class Exact(Order):
 
     An adder with N inputs and enough bits computes this sum. An aggregator in the network computes it if its registers
     can store the whole range of the format and the carries of N additions (see `Aligned`). NVLink's reductions are
-    close to it, because they can add 16-bit values in float32 (PTX ISA, multimem.ld_reduce with .acc::f32). We found no
-    description of their order of addition, nor of the rounding of floating-point sums in SHARP (Graham et al.,
+    close to this sum, because they can add 16-bit values in float32 (PTX ISA, multimem.ld_reduce with .acc::f32). We
+    found no description of their order of addition, nor of the rounding of floating-point sums in SHARP (Graham et al.,
     "Scalable Hierarchical Aggregation Protocol", COMHPC 2016).
 
     With APS, all N workers share one scale, which reserves log2(N) binades for their sum. In formats with few exponent
@@ -319,7 +319,7 @@ class Aligned(Order):
     width: int = DEFAULT_WIDTH
 
     def with_suffix(self, suffix: str) -> Order:
-        """Return the order that keeps `suffix` bits."""
+        """Return the order that keeps `suffix` bits below the largest exponent."""
         if not re.fullmatch(r"[1-9]\d?", suffix) or int(suffix) > MOST_DIGITS:
             raise ValueError(
                 f"order=aligned_{suffix}: the value must be aligned, or a number of bits from aligned_1 to "

@@ -68,7 +68,7 @@ class Sum:
         requantise: With None, every partial sum is rounded to the format (see `rounded_sum.py`). With "hop" or "once",
             values are decoded, added in float32, and quantized again after each addition or once at the end (see
             `requantized_sum.py`). In formats with scales, None means "hop".
-        compat: With "cpd", the sum is computed as in the code of the authors of APS (see `codec.py`).
+        compat: With "cpd", the sum is computed as in the APS authors' code (see `codec.py`).
 
     Raises:
         ValueError: The settings do not fit together.
@@ -148,22 +148,22 @@ class Sum:
         return replace(self, kahan=False) if self.compat and self.kahan and not level.last else self
 
     def _check_compat(self) -> None:
-        """Raise ValueError for settings that the code of the authors of APS does not have."""
+        """Raise ValueError for settings that the APS authors' code does not support."""
         for key, theirs in _THEIRS.items():
             if (value := getattr(self, key)) not in theirs:
                 raise ValueError(
                     f"{key}={value} with compat={self.compat}: the value must be {' or '.join(theirs)}, because the "
-                    "code of the authors of APS has no other"
+                    "APS authors' code supports no other"
                 )
         if self.error_feedback:
             raise ValueError(
-                f"error_feedback=true with compat={self.compat}: the code of the authors of APS has no error feedback. "
-                "Set error_feedback=false"
+                f"error_feedback=true with compat={self.compat}: the APS authors' code does not support error "
+                "feedback. Set error_feedback=false"
             )
         if self.requantization:
             raise ValueError(
                 f"compat={self.compat} does not support format={self.fmt} with requantise={self.requantization}, "
-                "because the code of the authors of APS rounds every partial sum. Leave compat out"
+                "because the APS authors' code rounds every partial sum. Leave compat out"
             )
 
 

@@ -237,7 +237,7 @@ class ShardedSync(GradientSync):
 
     @property
     def shards_of_mine(self) -> list[list[slice]]:
-        """For each worker of this rank, the slice of each layer that the worker owns."""
+        """The slice of each layer that a worker owns, for each worker of this rank."""
         return [self.shards.sharding.owned_by(worker, len(self.names)) for worker in self.workers.local]
 
     def scatter(self, stacks: Sequence[Tensor], *, step: int, epoch: int) -> list[Tensor]:

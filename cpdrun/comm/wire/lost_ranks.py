@@ -21,7 +21,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from cpdrun.comm.wire import Tag
 
-SETTLE_S = 1.0  # the time until all remaining ranks have got their error and signed
+SETTLE_S = (
+    1.0  # the time until the remaining ranks have received their errors and set their keys in the store
+)
 SETTLE_LATE_S = (
     3.0  # the same time after a timeout. It is longer because ranks do not start to wait at the same time.
 )

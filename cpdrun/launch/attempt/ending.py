@@ -20,7 +20,7 @@ from cpdrun.record import (
 
 TAIL_BYTES = 16384
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
-START_NOTE = "agent {} on"  # the beginning of the log of every attempt
+START_NOTE = "agent {} on"  # the text with which the log of every attempt begins
 
 
 def classify(

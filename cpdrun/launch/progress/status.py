@@ -215,7 +215,7 @@ def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> N
     """
     if not watch:
         rows = sweep_status(sweep)
-        if not console.is_terminal:  # The lines of a file may have any length.
+        if not console.is_terminal:  # In a file or pipe, lines may be longer than the console is wide.
             console = Console(file=console.file, width=max(console.width, 1000), highlight=False)
         console.print(render(sweep, rows, width=console.width))
     elif console.is_terminal:

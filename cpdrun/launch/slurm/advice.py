@@ -11,7 +11,8 @@ from cpdrun.record import SweepDir, read_json
 
 NO_GPU = "no GPU is requested; device=cuda requests one per rank"
 UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-# The meaning of the numbers in a time limit of sbatch. The keys are whether it has days, and its number of colons.
+# The units of the numbers in a time limit of sbatch. Each key states whether the limit contains days, and its number of
+# colons.
 FORMS = {
     (False, 0): "m",
     (False, 1): "ms",

@@ -161,7 +161,7 @@ class SlurmExecutor(Executor):
                 job.run.preempt.touch()
 
     def close(self) -> None:
-        """Do nothing, because elements continue without this process."""
+        """Do nothing, because the elements of the array continue without this process."""
 
     @property
     def running(self) -> list[Job]:

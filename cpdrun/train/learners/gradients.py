@@ -272,7 +272,7 @@ def naming_the_layer(model: nn.Module, emulation: str) -> Iterator[None]:
             ) from error
         reason = str(error).split(". ")[0].splitlines()[0]
         raise CannotBatchError(
-            f"emulation={emulation}: {where} cannot be batched over workers ({reason}); use emulation=exact"
+            f"emulation={emulation}: {where} cannot be batched over workers ({reason}). Use emulation=exact"
         ) from error
     finally:
         for hook in hooks:

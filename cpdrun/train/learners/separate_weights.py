@@ -67,8 +67,8 @@ class SeparateWeights(Learner):
             )
         if precision.remembers:
             raise ValueError(
-                f"{precision.remembers}: {who} have no common steps for a history of scales. Use formats with scales "
-                "of the current tensor, as in recipe=fp8_tensorwise"
+                f"{precision.remembers}: {who} have no common steps, which delayed scales need. Use formats whose "
+                "scales depend only on the current tensor, as in recipe=fp8_tensorwise"
             )
 
     def step_workers(
@@ -147,18 +147,18 @@ class GossipWeights(SeparateWeights):
         cls.check_precision(precision, "workers that gossip")
         if sync.beta is not None and "adamw_lr" in config["optim"]:
             raise ValueError(
-                "sync.quasi_global_momentum supports one lr, but optim=muon has two; type optim=sgd or adamw"
+                "sync.quasi_global_momentum supports one lr, but optim=muon has two. Type optim=sgd or optim=adamw"
             )
         if sync.beta is not None and config["optim"].get("momentum"):
             raise ValueError(
-                f"sync.quasi_global_momentum={sync.beta} replaces optim.momentum; type optim.momentum=0"
+                f"sync.quasi_global_momentum={sync.beta} replaces optim.momentum. Type optim.momentum=0"
             )
         if sync.beta is not None and any("lr" in group for group in parameter_groups(config)):
             raise ValueError(
-                "sync.quasi_global_momentum supports one lr; parameter_groups must not set others"
+                "sync.quasi_global_momentum supports one lr. Remove lr from the groups in parameter_groups"
             )
         if sync.nesterov and config["optim"]["_target_"] != "torch.optim.SGD":
-            raise ValueError("sync.nesterov=true looks ahead by one SGD step; type optim=sgd")
+            raise ValueError("sync.nesterov=true looks ahead by one SGD step. Type optim=sgd")
 
     def step(self, index_NxB: Tensor, *, step: int, epoch: int, lr_factor: float, look: bool) -> Tensor:
         """Let each worker take a step, then average with the neighbors."""

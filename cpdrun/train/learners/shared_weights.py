@@ -145,8 +145,8 @@ class ShardedWeights(SharedWeights):
         """Raise ValueError if the settings do not work with sharded weights."""
         if precision.rounds_weights:
             raise ValueError(
-                f"{precision.rounds_weights}: sync=sharded stores float32 weights; sync.gather sets the format in "
-                "which they are used"
+                f"{precision.rounds_weights}: sync=sharded stores weights in float32. To round the weights that a step "
+                "uses, set sync.gather"
             )
         optimizer = locate(config["optim"]["_target_"])
         is_known = optimizer.__module__.startswith("torch.optim") and optimizer.__name__ in ELEMENTWISE
@@ -199,7 +199,7 @@ class ShardedWeights(SharedWeights):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, in which layers are whole. Collective."""
+        """Return the state for a checkpoint, which contains whole layers instead of each rank's parts. Collective."""
         step_state = self.optimizer_step.state_dict()
         order = self._parameter_ids()
         layer_of = {order.index(id(m)): p for p, m in enumerate(self.masters)}

@@ -137,7 +137,7 @@ class Precision:
     def check(self, optimizer: Optimizer) -> None:
         """Raise ValueError if this optimizer cannot take steps in this precision."""
 
-    def check_called(self, never_called: Collection[str]) -> None:
+    def check_called(self, never_called: Collection[str] = ()) -> None:
         """Raise ValueError if the model calls none of the layers that a rule selects.
 
         Args:

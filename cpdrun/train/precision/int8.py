@@ -160,7 +160,7 @@ class Int8(Precision):
         for name, module in model.named_modules():
             if getattr(module, "padding_mode", "zeros") != "zeros":
                 raise ValueError(
-                    f"precision: {name} pads with {module.padding_mode}; int8 supports only zeros"
+                    f"precision: {name} has padding_mode={module.padding_mode}; int8 supports only padding_mode=zeros"
                 )
         for layer in chosen.values():
             LAYERS[type(layer)].attach_to(layer, self._arithmetic(layer))

@@ -150,7 +150,7 @@ class Formats(Precision):
         """Raise ValueError if this optimizer cannot take steps in these formats."""
         self.optimizer_rounding.check(optimizer)
 
-    def check_called(self, never_called: Collection[str]) -> None:
+    def check_called(self, never_called: Collection[str] = ()) -> None:
         """Raise ValueError if a call of the model has shown that a rule rounds nothing."""
         self.placement.check_called(never_called)
 
@@ -163,7 +163,7 @@ class Formats(Precision):
         return self.placement.rules.phases
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
-        """Take an optimizer step; then round weights, running statistics and the optimizer's state."""
+        """Take an optimizer step, then round weights, running statistics and the optimizer's state."""
         with torch.no_grad():
             self.weights.step(self.optimizer_rounding, optimizer, parameters, self.loss_scale.used)
             round_(self.statistics, self.statistic_roundings)
@@ -171,7 +171,7 @@ class Formats(Precision):
         self.placement.end_step()
 
     def skip(self) -> None:
-        """Update what a skipped step has changed: running statistics and the histories of delayed scales."""
+        """Update the state that a skipped step has changed: running statistics and the histories of delayed scales."""
         self.placement.end_step()
         round_(self.statistics, self.statistic_roundings)
 
@@ -229,15 +229,15 @@ def _check_weight_storage(rules: Rules, master_weights: bool, update_rounding: s
         word = "stochastic" if update_rounding == NEAREST else update_rounding
         raise ValueError(
             f"precision.update_rounding={word} and precision.kahan_weights=true apply to weights in a format "
-            "without a float32 copy; set precision.weights and precision.master_weights=false"
+            "without a float32 copy. Set precision.weights and precision.master_weights=false"
         )
     for typed, rounding in weight_rules if not master_weights else ():
         if parse(rounding.format).has_scales:
             raise ValueError(
-                f"{typed} has scales, which every update would change; it needs precision.master_weights=true"
+                f"{typed} has scales, which every update would change. Set precision.master_weights=true"
             )
         if rounding.aps:
             raise ValueError(
-                "precision.aps=true gives every weight tensor a shift, which an update would change; it needs "
+                "precision.aps=true scales every weight tensor by a shift, which an update would change. Set "
                 "precision.master_weights=true"
             )

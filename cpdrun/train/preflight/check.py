@@ -140,12 +140,12 @@ def _check_metrics(parts: Parts, outputs: Any, batch: Any) -> None:
     loss = task.loss(outputs, batch)
     if loss.dim():
         raise ValueError(
-            f"its loss has the shape {tuple(loss.shape)}; it must be a scalar, the mean over the batch"
+            f"its loss has the shape {tuple(loss.shape)}, but must be a scalar, the mean over the batch"
         )
     found, declared = set(task.metrics(task.sums(outputs, batch))), set(task.measures)
     if found != declared:
         raise ValueError(
-            f"its metrics are {', '.join(sorted(found))}; it declares {', '.join(sorted(declared))}"
+            f"it returns the metrics {', '.join(sorted(found))}, but declares {', '.join(sorted(declared))}"
         )
     for name in ("loss", task.judged_by):
         if name not in declared:

@@ -1,8 +1,9 @@
 """The products of a model: the formats that they read, what stays in float32, and the operations of a step.
 
-Rules do not or cannot reach some products of a model (custom_fp.recipe.layers): attention that is written out, a tied
-head, recurrent layers, transposed convolutions, and functions that a `forward` calls. `products_of` finds them by
-running the model forward and backward with one sample (custom_fp.recipe.coverage).
+Precision rules do not apply to some products of a model (custom_fp.recipe.layers): those of attention that is written
+as separate matrix products, of tied heads, recurrent layers and transposed convolutions, and of functions that a
+`forward` calls. `products_of` finds these products by running the model forward and backward with one sample
+(custom_fp.recipe.coverage).
 
 `step_operations` counts multiply-accumulates by the formats of their operands and sums. It also computes the bit
 operations, which are multiply-accumulates times the bits of both operands (Baskin et al., "UNIQ", arXiv 1804.10969,
@@ -72,13 +73,14 @@ def coverage_of(model: nn.Module, forward: Callable[[], object]) -> Coverage:
 
 
 def products_of(model: nn.Module, coverage: Coverage) -> dict[str, Any]:
-    """Return which layers of a model the rules reach.
+    """Return the layers of a model by what the precision rules round in their products.
 
     Returns:
-        "in the accumulator": layers with a rounded accumulator. "operands rounded", if there are any: layers whose
-        operands are rounded and whose sums are float32. "in float32": other products, such as "aten.bmm in blocks.*".
-        "never called", if there are any: layers that rules name but that the model does not call. "coverage": the share
-        of the multiply-accumulates that read each format.
+        A dictionary. Its key "in the accumulator" contains the layers with a rounded accumulator. "operands rounded"
+        contains the layers whose operands are rounded and whose sums are float32. "in float32" contains other products,
+        such as "aten.bmm in blocks.*". "never called" contains the layers that rules name but that the model does not
+        call. "coverage" contains the share of the multiply-accumulates that read each format. "operands rounded" and
+        "never called" are left out if there are no such layers.
     """
     found = {name: x for name, x in arithmetics(model).items() if name not in coverage.never_called}
     summed = [name for name, arithmetic in found.items() if arithmetic.accumulators]

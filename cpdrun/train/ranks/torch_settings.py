@@ -91,7 +91,7 @@ def _request_deterministic_algorithms() -> None:
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     # By default, deterministic mode fills every new tensor with NaN, which is slow.
-    deterministic: Any = torch.utils.deterministic  # its type stubs lack the setting
+    deterministic: Any = torch.utils.deterministic  # Any, because torch's type stubs lack the next setting
     deterministic.fill_uninitialized_memory = False
     warnings.filterwarnings("default", message=f".*{_NONDETERMINISTIC.pattern}")
     show = warnings.showwarning

@@ -9,8 +9,8 @@ A layer computes the same as the torch.nn layer with the same arguments, except 
                            partial sum is rounded, or an `Accumulator` (see `custom_fp.matmul`).
     backward_accumulator   The accumulator of both products of the backward pass. The default is `accumulator`.
 
-If an argument is None, that part stays in float32. The bias is added in float32. If windows of a convolution overlap,
-the parts of the input's gradient are added in float32.
+If an argument is None, that part stays in float32. The bias is added in float32, before the result is rounded. If
+windows of a convolution overlap, the parts of the input's gradient are added in float32.
 """
 
 from __future__ import annotations
@@ -122,16 +122,15 @@ class QuantLinear(Quantized, nn.Linear):
 
 
 def project(arithmetic: Arithmetic, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute torch.nn.functional.linear with the given arithmetic, and add the bias in the dtype of x."""
+    """Compute torch.nn.functional.linear with the given arithmetic."""
     if not arithmetic:
         return F.linear(x, weight, bias)
     if arithmetic.accumulators:
-        rows = arithmetic.multiply(Sums(arithmetic), x, weight, _rows, torch.t)
+        rows = arithmetic.multiply(Sums(arithmetic), x, weight, _rows, torch.t, bias)
         result = rows.view(*x.shape[:-1], len(weight))
     else:
-        result = arithmetic.multiply(Linear(), x, weight)
-    result = result.to(x.dtype)
-    return result if bias is None else result + bias
+        result = arithmetic.multiply(Linear(), x, weight, bias=bias)
+    return result.to(x.dtype)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -152,20 +151,22 @@ class _QuantConv(Quantized, _ConvNd):
             return super().forward(x)
         if x.dim() == dimensions + 1:
             return self(x.unsqueeze(0)).squeeze(0)
-        result = (self._with_im2col if self.arithmetic.accumulators else self._with_torch)(x).to(x.dtype)
-        return result if self.bias is None else result + self.bias.view(-1, *[1] * dimensions)
+        return (self._with_im2col if self.arithmetic.accumulators else self._with_torch)(x).to(x.dtype)
 
     def _with_torch(self, x: Tensor) -> Tensor:
         pads_itself = self.padding_mode == "zeros" and not isinstance(self.padding, str)
         padding: Any = self.padding if pads_itself else (0,) * len(self.kernel_size)
         kernel = Conv(self.stride, padding, self.dilation, self.groups)
         pad = (lambda x: x) if pads_itself else self._padded
-        return self.active_arithmetic.multiply(kernel, x, self.weight, pad)
+        bias = None if self.bias is None else self.bias.view(-1, *[1] * len(self.kernel_size))
+        return self.active_arithmetic.multiply(kernel, x, self.weight, pad, bias=bias)
 
     def _with_im2col(self, x: Tensor) -> Tensor:
         kernel = Sums(self.active_arithmetic)
-        product_GxRxM = self.active_arithmetic.multiply(kernel, x, self.weight, self._windows, self._columns)
-        result = product_GxRxM.reshape(self.groups, x.shape[0], *self._output_size(x), -1)
+        bias_Gx1xM = None if self.bias is None else self.bias.view(self.groups, 1, -1)
+        layout = self._windows, self._columns
+        result_GxRxM = self.active_arithmetic.multiply(kernel, x, self.weight, *layout, bias_Gx1xM)
+        result = result_GxRxM.reshape(self.groups, x.shape[0], *self._output_size(x), -1)
         return (
             result.movedim(-1, 1).movedim(2, 0).reshape(x.shape[0], self.out_channels, *self._output_size(x))
         )

@@ -168,8 +168,12 @@ class Arithmetic:
         w: Tensor,
         x_as: Callable[[Tensor], Tensor] = lambda x: x,
         w_as: Callable[[Tensor], Tensor] = lambda w: w,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """Return the product of an input and a weight.
+        """Return the product of an input and a weight, plus a bias.
+
+        If the result of the forward product is rounded, the bias is rounded in the same way and added in float32, and
+        then the sum is rounded. The gradient of the bias is rounded, too. torch.autocast computes the same.
 
         Args:
             kernel: `Linear`, `Conv`, `Matrices` or `Sums`.
@@ -177,15 +181,24 @@ class Arithmetic:
             w: The weight.
             x_as: A function that converts the rounded input to the layout that the kernel needs.
             w_as: The same for the weight.
+            bias: A tensor that can be broadcast to the product.
 
         Returns:
-            The product as float32.
+            The result as float32.
         """
         if observer is not None:
             kernel = observer(self, kernel)
         x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
         w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
-        return Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self)
+        result = Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self, bias is None)
+        return result if bias is None else self._add(result, bias.float())
+
+    def _add(self, result: Tensor, bias: Tensor) -> Tensor:
+        rounding = self.roundings.get(("result", FORWARD))
+        if rounding is None:
+            return result + bias
+        bias = rounding(round_gradient(bias, rounding)).expand_as(result)
+        return rounding(result + round_gradient(bias, rounding))
 
     def round_whole(self, role: str, product: str, x: Tensor) -> Tensor:
         """Return a tensor, after rounding it as a whole if it is rounded."""
@@ -276,15 +289,17 @@ class Product(torch.autograd.Function):
         w_backward: Tensor | None,
         kernel: Any,
         arithmetic: Arithmetic,
+        rounds_result: bool,
     ) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             x = arithmetic.round_for_product("input", FORWARD, x, kernel)
             w = arithmetic.round_for_product("weight", FORWARD, w, kernel)
-            return arithmetic.round_whole("result", FORWARD, kernel.product(x, w))
+            result = kernel.product(x, w)
+            return arithmetic.round_whole("result", FORWARD, result) if rounds_result else result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, w, x_backward, w_backward, ctx.kernel, ctx.arithmetic = inputs
+        x, w, x_backward, w_backward, ctx.kernel, ctx.arithmetic, _ = inputs
         ctx.save_for_backward(
             x if x_backward is None else x_backward, w if w_backward is None else w_backward
         )
@@ -314,7 +329,7 @@ class Product(torch.autograd.Function):
                 dw = arithmetic.round_whole(
                     "result", WEIGHT_GRADIENT, kernel.weight_gradient(grad_w, factor, w)
                 )
-        return dx, dw, None, None, None, None
+        return dx, dw, None, None, None, None, None
 
 
 # ---- kernels

@@ -122,8 +122,8 @@ class Placement:
                 continue
             if all(layer in self.attention for layer in layers):
                 raise ValueError(
-                    f"{rule.typed}: no module that it selects calls scaled_dot_product_attention; attention that is "
-                    "implemented as separate matrix products stays in float32"
+                    f"{rule.typed}: no module that the rule selects calls scaled_dot_product_attention; attention that "
+                    "is implemented as separate matrix products stays in float32"
                 )
             raise ValueError(
                 f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; a "

@@ -168,7 +168,7 @@ def _add(accumulator: Format) -> int:
 
 
 def row(a: str, b: str, accumulator: str) -> dict[str, object]:
-    """Return a row of the table. The narrower operand is a."""
+    """Return a row of the table. In the row, operand a is the narrower of the two formats."""
     if a.startswith("int"):
         return _row_of_integers(a, b, accumulator)
     narrow, wide = sorted((Format.parse(a), Format.parse(b)), key=lambda fmt: (fmt.bits, fmt.name))

@@ -186,7 +186,7 @@ def _sum(c: str, d: str, fmt: Format) -> list[str]:
         f"wire [{S - 1}:0] t_r = {shift};",
         *_shift_right("t_j", "t_e", K + 3, "t_r", S, jam=True),
         f"wire [{size - 1}:0] s_a = {{1'b0, s_m, 3'b0}} + ({{1'b0, t_j}} ^ {{{size}{{s_t}}}}) + s_t;",
-        # Normalize: one to the right after a carry, else to the left, but not further than to a subnormal.
+        # Normalize. After a carry, shift right by one bit. Otherwise, shift left, but stop if the result is subnormal.
         f"wire [{size - 2}:0] s_b = s_a[{size - 2}:0];",
         *_leading_zeros("s_z", "s_b", size - 1),
         f"wire [{E - 1}:0] s_y = s_f - 1;",

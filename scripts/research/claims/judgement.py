@@ -116,7 +116,7 @@ def judge(claim: Claim, stored: Callable[[str], Values | None], confidence: floa
 
 
 def _is_same(one: Pair, other: Pair) -> bool:
-    """Return whether two candidates have equal weights for every seed. The second one is then no further evidence."""
+    """Return whether two candidates have equal weights for every seed. The second candidate then adds no evidence."""
     if (
         one.comparison is not other.comparison
         or not one.comparison.metric

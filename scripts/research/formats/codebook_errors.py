@@ -1,12 +1,15 @@
-"""How large are the errors of formats of at most 8 bits on N(0, 1) and U(0, 1)?
+"""Compute the rounding errors of formats of at most 8 bits on N(0, 1) and U(0, 1).
 
     python scripts/research/formats/codebook_errors.py > results/reference/numerics/codebooks.md
 
 The script prints a Markdown table with mean absolute and relative errors, as in table 1 of Dettmers (arXiv:1511.04561).
-Floating-point formats are used in three ways: without a scale; scaled by a power of two, so that the largest magnitude
-is near the format's largest value (as with APS); and scaled by a factor, so that the largest magnitude equals the
-format's largest value (as with a codebook). Relative errors exclude values that are zero. The script takes about five
-minutes.
+Relative errors exclude values that are zero. The script takes about five minutes.
+
+Floating-point formats are used in three ways:
+
+- without a scale,
+- scaled by a power of two, so that the largest magnitude is near the format's largest value (as with APS),
+- scaled by a factor, so that the largest magnitude equals the format's largest value (as with a codebook).
 """
 
 import argparse

@@ -91,7 +91,10 @@ def _of_ml_dtypes() -> Iterator[Compared]:
 
 
 def _of_gfloat() -> Iterator[Compared]:
-    """Yield gfloat's formats. For formats without infinity and NaN, gfloat requires saturation, so both saturate."""
+    """Yield gfloat's formats.
+
+    For formats without infinity and NaN, gfloat requires saturation, so custom_fp also saturates.
+    """
     try:
         import gfloat
         from gfloat import formats

@@ -141,7 +141,10 @@ def explained(run: Path) -> dict[str, Any]:
 
 
 def read_overrides(words: Sequence[str], run: Path) -> dict[str, Any]:
-    """Return overrides as the values of a case. A rule is placed before the rules of the run."""
+    """Convert overrides to the values of a case, keyed by config key.
+
+    A precision rule that is added by an override is placed before the rules of the run in folder `run`.
+    """
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     found = {}
     for word in words:

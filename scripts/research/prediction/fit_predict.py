@@ -33,7 +33,8 @@ from cpdrun.whatif.damage import Damage
 from cpdrun.whatif.forecast import COEFFICIENTS, GRID, RANGE, Chance, Model, Weights, expit
 
 FIT, PREDICTED = (DATA.parent / name for name in ("fit.md", "predicted.csv"))
-# The number of quadrature nodes. With 41 nodes, the error of the log-likelihood of these data is 0.05; with 200, 1e-5.
+# The number of quadrature nodes. With 41 nodes, the error of the log-likelihood of these data is 0.05. With 200, it is
+# 1e-5.
 NODES = 200
 SETTLED = (
     0.1  # An outcome counts as known if its probability is below this number or above one minus this number.

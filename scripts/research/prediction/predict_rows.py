@@ -180,7 +180,7 @@ def _question(recorded: Recorded) -> Question:
         and question.settings.tolerance is not None
     ):
         raise ValueError(
-            f"{recorded.words}: the tolerance of the experiment is for its own metric. Add search.tolerance="
+            f"{recorded.words}: the experiment's tolerance is for its own metric. Add search.tolerance=VALUE"
         )
     return question
 
@@ -223,7 +223,9 @@ def _gaps(
     asked = question.settings.tolerance
     asked = DEFAULT_POINTS if asked is None and metric.is_fraction else asked
     if not isinstance(asked, int | float):
-        raise ValueError(f"{recorded.words}: add search.tolerance=, in the unit of the metric")
+        raise ValueError(
+            f"{recorded.words}: no tolerance is set. Add search.tolerance=VALUE, in the unit of the metric"
+        )
     tolerance = float(asked)
     found = {}
     for candidate in (c for ladder in question.ladders for width in ladder.widths for c in width):
@@ -254,7 +256,7 @@ def _runs(table: Path, question: Question, metric: str) -> tuple[dict[str, dict[
 
 
 def _typed(question: Question, name: str, keys: Sequence[str]) -> dict[str, str]:
-    """Return the values of these keys for a cell, as values.csv writes them."""
+    """Return the values of some keys in a cell's config, spelled as in values.csv."""
     run = question.cells[name][0]
     words = dict(word.split("=", 1) for word in run.overrides if "=" in word)
     point = {}

@@ -1,4 +1,4 @@
-"""Replay searches on a recorded grid: how often is the answer equal to that of the whole grid, with how many runs?
+"""Replay searches on a recorded grid, to measure how often they find the whole grid's answer, and with how many runs.
 
     cpdrun sweep exp=digits_bits 'seed=range(0,30)'                                    # every cell at 30 seeds
     python scripts/research/prediction/replay_search.py record exp=digits_bits > digits.csv
@@ -137,9 +137,9 @@ def with_predictions(grid: Grid, experiment: str) -> Grid:
 
 
 def with_start(grid: Grid, start: str) -> Grid:
-    """Set the start of each ladder: `widest`, `predicted`, or the bits of a width.
+    """Set the width at which each ladder starts: `widest`, `predicted`, or a number of bits.
 
-    If a ladder does not have this width, it starts at its widest.
+    A ladder without a width of this number of bits starts at its widest.
     """
 
     def begun(ladder: Ladder) -> Ladder:
@@ -290,9 +290,7 @@ def main() -> None:
     replaying.add_argument(
         "--predicted", metavar="NAME", help="use the predictions of predicted.csv for this experiment"
     )
-    replaying.add_argument(
-        "--start", default=WIDEST, help=f"{WIDEST}, {FROM_PREDICTED}, or the bits of a width"
-    )
+    replaying.add_argument("--start", default=WIDEST, help=f"{WIDEST}, {FROM_PREDICTED}, or a number of bits")
     replaying.add_argument(
         "--broken-below", type=float, metavar="BITS", help="make all narrower formats as bad as the worst"
     )

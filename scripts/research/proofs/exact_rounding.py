@@ -167,7 +167,7 @@ def carries(rest: Word, bits: Word, random: Word) -> Truth:
 
 
 def _past_max(fmt: AnyFormat, is_negative: Truth, rounding: str, overflow: Word) -> tuple[Word, Word]:
-    """Return the magnitudes that replace infinity and finite numbers past the largest value."""
+    """Return the magnitude that replaces infinity, and the one that replaces finite numbers above the largest value."""
     special = where(fmt.has_inf, INF, where(fmt.has_nan, NAN, fmt.max))
     keeps = any_of(overflow.equals(SATURATE), all_of(overflow.equals(PROPAGATE), no(fmt.has_inf)))
     infinity = where(keeps, fmt.max, special)

@@ -76,7 +76,9 @@ class _Run:
             elif line and not line.startswith("."):
                 self.step(line.rstrip(";"))
         if self.waiting:
-            raise NotImplementedError(f"a branch to {', '.join(self.waiting)}, of which there is none")
+            raise NotImplementedError(
+                f"a branch to {', '.join(self.waiting)}, but the kernel has no such label"
+            )
 
     def step(self, line: str) -> None:
         negated, guard, instruction, operands = _GUARDED.fullmatch(line).groups()

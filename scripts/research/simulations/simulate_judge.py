@@ -1,13 +1,18 @@
-"""How many of the ideas that an agent keeps are false? Simulated sessions of `cpdrun judge`.
+"""Simulate sessions of `cpdrun judge`, and count how many of the ideas that an agent keeps are false.
 
     nice python scripts/research/simulations/simulate_judge.py > results/reference/judge/simulation.md
 
 The script prints a Markdown table. A session has 100 ideas, of which 0 to 20 are better than the baseline by 0.5 to 3
 standard deviations of a pair's gap. Half of the other ideas make no difference, and half are worse. An agent adds pairs
 to an idea until the idea is kept, refuted, or has reached the largest number of pairs. For comparison, a greedy rule
-uses the same pairs and keeps an idea if the mean of its gaps is above 0. There are four kinds of noise: normal; skewed
-to the left, like that of runs that sometimes fail; recorded, from results/reference/search; and normal with a standard
-deviation that differs between ideas by a factor of about two. The script takes about ten minutes.
+uses the same pairs and keeps an idea if the mean of its gaps is above 0. The script takes about ten minutes.
+
+There are four kinds of noise:
+
+- normal,
+- skewed to the left, like that of runs that sometimes fail,
+- recorded, from results/reference/search,
+- normal, with a standard deviation that differs between ideas by a factor of about two.
 """
 
 import argparse

@@ -1,14 +1,18 @@
-"""Simulate screening designs: how often are the planted factors found, and how often others?
+"""Simulate screening designs, and measure how often they find the planted factors and how often other ones.
 
     python scripts/research/simulations/simulate_screening.py [--runs 2000] [--interactions 0.5]
 
-Each row is a design. One is the design of `cpdrun search --allocate`, which is folded over: 24 runs for 12 factors.
-With one seed, it is analyzed with Lenth's method, and with several seeds, with t tests. The other is the smallest
-design that is not folded over. Each column is a ratio of the planted effects to the noise. Noise is normal. It is the
-standard deviation of one run about its expectation, without the contribution of the seed. `found` is the share of
-simulations in which every planted factor is called sensitive at a family-wise error of 5 %, and `wrong` is the share in
-which any other factor is. With --interactions SHARE, each pair of planted factors has an interaction of this share of
-their effect. The script takes about ten minutes. The result is in results/reference/screen/power.txt.
+Each row is a design. One is the folded-over design of `cpdrun search --allocate`, with 24 runs for 12 factors. It is
+analyzed with Lenth's method if there is one seed, and with t tests if there are several. The other is the smallest
+design that is not folded over.
+
+Each column is a ratio of the planted effects to the noise. Noise is normally distributed, and its size is the standard
+deviation of one run about its expectation, without the contribution of the seed. `found` is the share of simulations in
+which every planted factor is called sensitive at a family-wise error of 5 %. `wrong` is the share in which any other
+factor is called sensitive. With --interactions SHARE, each pair of planted factors has an interaction of this share of
+their effect.
+
+The script takes about ten minutes. The result is in results/reference/screen/power.txt.
 """
 
 import argparse
@@ -57,7 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=2000, help="simulations for each cell (default: 2000)")
+    parser.add_argument(
+        "--runs", type=int, default=2000, help="number of simulations for each cell (default: 2000)"
+    )
     parser.add_argument("--factors", type=int, default=12)
     parser.add_argument("--active", type=int, default=3, help="number of planted factors (default: 3)")
     parser.add_argument(

@@ -132,7 +132,7 @@ def share(hits: np.ndarray) -> str:
 def row(name: str, own: Draw, others: Draw, margins: tuple[float, ...], count: int, seed: int) -> list[str]:
     """Return two table rows, one without and one with the prior.
 
-    With several margins, the error rates are measured for a margin of 2 only.
+    With several margins, the error rates are measured only for a margin of 2.
     """
     lines = []
     for pooled in (False, True):

@@ -27,7 +27,7 @@ from model_parallel import (
 from cpdrun.costmodel import Codec, Network
 from cpdrun.record import write_text
 
-NEAR = 0.2  # the relative difference that counts as near, because the abstract says "50x and more"
+NEAR = 0.2  # Speed-ups that differ by at most this fraction count as near, because the abstract says "50x and more".
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024)
 BITS = (32, 16, 8, 4)
 ASSUMPTIONS = Path(__file__).with_suffix(".yaml")

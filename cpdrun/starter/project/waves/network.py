@@ -9,9 +9,9 @@ class Conv1d(nn.Module):
     The input has shape (B, in_channels, L), the logits have shape (B, num_classes), and both are float32.
 
     Args:
-        in_channels: The number of channels of a signal. cpdrun takes it from the dataset.
-        num_classes: The number of classes. cpdrun takes it from the dataset.
-        width: The number of channels after the first convolution. The yaml sets it.
+        in_channels: The number of channels of a signal. cpdrun passes the dataset's attribute of this name.
+        num_classes: The number of classes. cpdrun passes the dataset's attribute of this name.
+        width: The number of channels after the first convolution. It is set in conf/model/conv1d.yaml.
     """
 
     def __init__(self, in_channels: int, num_classes: int, width: int):
