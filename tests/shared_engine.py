@@ -9,6 +9,7 @@ tested in tests/launch.
 import contextlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import selectors
 import signal
@@ -39,9 +40,13 @@ def shared_engines(path: Path):
             selector.register(listener, selectors.EVENT_READ)
             selector.register(is_over, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select()]
-        if is_over not in ready:
-            servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
-            servers[0].start()
+        if is_over in ready:
+            return
+        servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
+        servers[0].start()
+        # If the server dies, commands that wait for an engine would otherwise wait forever.
+        if is_over not in multiprocessing.connection.wait([servers[0].sentinel, is_over]):
+            listener.close()
 
     thread = threading.Thread(target=start_on_request, daemon=True)
     thread.start()

@@ -62,6 +62,8 @@ def test_a_compressor_has_the_bits_of_its_levels_and_sparse_ones_are_no_axis_of_
     assert [choice("", row, "compressor").bits for row in (qsgd, min_max, rounded)] == [4, 8, 32]
     assert of_rows([rounded, min_max], ["rounded", "min_max"], "compressor") is not None
     assert of_rows([rounded, top_k], ["rounded", "top_k"], "compressor") is None
+    silent = base | {"sync.compressor._target_": "Ternary", "sync.compressor.seed": 3}
+    assert of_rows([silent, min_max], ["ternary", "min_max"], "compressor") is None  # it could have any width
     assert of_rows([rounded, rounded], ["rounded", "too"], "compressor") is None  # neither rounds
 
 

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from cpdrun.report.style import METHODS, method_styles
 from cpdrun.study.group import Method, method_of
 from cpdrun.sweep import plan
 
+CONF = Path(__file__).parents[2] / "conf"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -130,10 +132,16 @@ OURS = {  # family, pattern, and steps between exchanges of the choices in conf/
     "sync=local compressor=top_k sync.inner_steps=4": ("local steps", "messages", 4),
     "sync=sharded format=e4m3": ("sharded", "sharded", 1),
     "sync=gossip_choco compressor=top_k": ("gossip", "neighbours", 1),
+    "sync=gossip_deep_squeeze compressor=rounded format=e4m3": ("gossip", "neighbours", 1),
+    "sync=gossip_dpsgd compressor=top_k": ("gossip", "neighbours", 1),
+    "sync=gossip_push_sum compressor=top_k": ("gossip", "neighbours", 1),
 }
 
 
 def test_every_sync_and_compressor_has_a_family_a_marker_and_a_cost():
+    typed_words = {word for typed in OURS for word in typed.split()}
+    choices = [path for group in ("sync", "compressor") for path in (CONF / group).glob("*.yaml")]
+    assert typed_words >= {f"{path.parent.name}={path.stem}" for path in choices}
     for typed, expected in OURS.items():
         config = plan(["name=x", *typed.split()]).runs[0].config
         method = method_of(dict(flatten(config)))
