@@ -14,8 +14,8 @@ from custom_fp.rounding import Rounding, Rule
 from tensors import normal, same_bits
 
 NAMES = [
-    *("e5m2", "e4m3", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "bf16", "fp16", "e5m11", "e8m11", "e6m22", "e8m22"),
-    *("e5m23", "e7m3", "fp32"),
+    *("e5m2", "e4m3", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "bf16", "fp16", "e5m11", "e8m11", "e6m22"),
+    *("e8m22", "e5m23", "e7m3", "fp32"),
 ]
 EXACT = [rounding for rounding in Rounding if rounding is not Rounding.STOCHASTIC]
 

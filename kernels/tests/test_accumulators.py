@@ -31,8 +31,8 @@ WORDS = [
     *("e4m3-nearest_away", "e4m3fn-block_4-pairwise-toward_positive"),
     *("e5m2-block_8-width_9-toward_negative", "fp32-block_8-width_24", "e5m7-of_fp16-block_16-width_12"),
     *("e4m3-block_5-width_40-stochastic_3", "e4m3fn-width_6-saturate-toward_zero"),
-    *("e5m7-of_e4m3fn-block_4-width_9-toward_zero-chunk_8",),
-    *("e5m7-of_e4m3fn-block_8-width_9-join_14_11-split_2",),
+    "e5m7-of_e4m3fn-block_4-width_9-toward_zero-chunk_8",
+    "e5m7-of_e4m3fn-block_8-width_9-join_14_11-split_2",
     *("e5m3-of_e4m3fnuz-block_3-width_12-join_12_9-toward_zero", "e5m3-of_e4m3-flush"),
     *("bf16-fused-flush-toward_zero", "e4m3-of_bf16_e4m3-product_e5m2-flush-pairwise-stochastic"),
     *("e4m3fnuz-kahan-saturate", "e4m3fnuz-fused-toward_zero", "e5m2fnuz-product_e4m3fo-pairwise-to_odd"),
@@ -44,35 +44,14 @@ WORDS = [
     *("p3109_k8p3se-fused-saturate", "p3109_k8p4uf-exact", "fp16-chunk_4_posit16"),
 ]
 PANELS = [  # of csrc/accumulators/lane_sums.h, in float32 and in float64
-    *(
-        "fp16-pairwise",
-        "bf16-chunk_4",
-        "e4m3fn-saturate",
-        "bf16-saturate-pairwise",
-        "fp16-fused",
-        "fp32-kahan",
-    ),
-    *(
-        "bf16-fused-pairwise",
-        "e8m22-pairwise",
-        "e8m13-fused",
-        "fp32-saturate-kahan",
-        "fp16-chunk_7",
-        "fp32-pairwise",
-    ),
-    *(
-        "fp16-toward_zero",
-        "bf16-fused-toward_zero",
-        "fp32-pairwise-toward_zero",
-        "e4m3fn-saturate-toward_zero",
-    ),
-    *(
-        "fp16-stochastic_8",
-        "fp16-stochastic_12",
-        "fp16-stochastic_13",
-        "bf16-stochastic-pairwise",
-        "e4m3-stochastic",
-    ),
+    *("fp16-pairwise", "bf16-chunk_4", "e4m3fn-saturate", "bf16-saturate-pairwise", "fp16-fused"),
+    "fp32-kahan",
+    *("bf16-fused-pairwise", "e8m22-pairwise", "e8m13-fused", "fp32-saturate-kahan", "fp16-chunk_7"),
+    "fp32-pairwise",
+    *("fp16-toward_zero", "bf16-fused-toward_zero", "fp32-pairwise-toward_zero"),
+    "e4m3fn-saturate-toward_zero",
+    *("fp16-stochastic_8", "fp16-stochastic_12", "fp16-stochastic_13", "bf16-stochastic-pairwise"),
+    "e4m3-stochastic",
     *("e8m20-stochastic", "e8m21-fused-stochastic", "e5m2-block_4-pairwise-stochastic_5-saturate"),
     "fp16-stochastic_3-kahan",
     *("fp16-stochastic_fast_4", "e4m3-stochastic_even_6"),  # which only the general panels compute
@@ -87,32 +66,16 @@ BLOCKS = [  # of csrc/accumulators/cpu_blocks.h, in float32 and in float64
         f"e8m9-of_bf16-block_{k}-width_{w}-toward_zero-chunk_{2 * k}"
         for k, w in ((5, 27), (32, 27), (4, 28), (6, 12))
     ),
-    *(
-        "fp32-of_e2m1fn-block_6-width_9-toward_zero-chunk_12",
-        "bf16-of_e5m2-block_9-width_13-saturate-toward_zero",
-    ),
-    *(
-        "fp16-of_e4m3fn-block_8-width_12-toward_zero",
-        "a100_tf32",
-        "fp32-of_e4m3fn-block_1-width_9-toward_zero",
-    ),
+    "fp32-of_e2m1fn-block_6-width_9-toward_zero-chunk_12",
+    "bf16-of_e5m2-block_9-width_13-saturate-toward_zero",
+    *("fp16-of_e4m3fn-block_8-width_12-toward_zero", "a100_tf32"),
+    "fp32-of_e4m3fn-block_1-width_9-toward_zero",
 ]
 CUDA = [  # of every kind of a kernel's rounding
-    *(
-        "fp32-exact",
-        "fp16-pairwise",
-        "bf16-fused-toward_zero",
-        "fp16-stochastic_5-kahan",
-        "fp16-stochastic_even_5",
-    ),
-    *(
-        "e4m3-block_4-pairwise-stochastic",
-        "h100_fp16",
-        "deepseek_v3",
-        "mi250_fp16",
-        "mi300_fp8",
-        "b200_mxfp8",
-    ),
+    *("fp32-exact", "fp16-pairwise", "bf16-fused-toward_zero", "fp16-stochastic_5-kahan"),
+    "fp16-stochastic_even_5",
+    *("e4m3-block_4-pairwise-stochastic", "h100_fp16", "deepseek_v3", "mi250_fp16", "mi300_fp8"),
+    "b200_mxfp8",
     *("b200_mxfp4", "b200_nvfp4", "posit16-exact", "posit8-product_e4m3fnuz-pairwise-stochastic"),
     "ue5m6-fused-toward_zero-chunk_5_takum8",
 ]

@@ -53,16 +53,10 @@ INDEX = torch.tensor([[0, 1, 2, 3, 4, 0], [1, 1, 3, 0, 2, 4]])
 MASK = torch.tensor([[True, False, True, True, True, False, True]] * 4 + [[False] * 7])
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"is_causal": True},
-        {"scale": 0.3},
-        {"attn_mask": MASK},
-        {"attn_mask": torch.linspace(-2, 2, 70).view(2, 1, 5, 7)},
-    ],
-)
+MASKS = [{"attn_mask": MASK}, {"attn_mask": torch.linspace(-2, 2, 70).view(2, 1, 5, 7)}]
+
+
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.3}, *MASKS])
 def test_attention_without_rounding_equals_torchs(how):
     """Sums of 8 and 7 terms of size one, a softmax of 7 and its backward: each rounding errs by 2^-24 of what it
     gives, some 30 lie on the way, and gradients here are below 4: 30 x 4 x 2^-24 < 1e-5."""
@@ -150,15 +144,10 @@ def test_rules_of_attention_without_effect_are_refused():
         other.check_called()
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"bias": False},
-        {"add_bias_kv": True, "add_zero_attn": True},
-        {"kdim": 6, "vdim": 4},
-        {"batch_first": True},
-    ],
-)
+SETTINGS = [{"bias": False}, {"add_bias_kv": True, "add_zero_attn": True}, {"kdim": 6, "vdim": 4}]
+
+
+@pytest.mark.parametrize("how", [*SETTINGS, {"batch_first": True}])
 def test_multihead_attention_without_rounding_equals_torchs(how):
     torch.manual_seed(1)
     layer = nn.MultiheadAttention(8, 2, **how)

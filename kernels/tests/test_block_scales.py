@@ -27,13 +27,7 @@ WORDS = [
 ]
 SCALED = [name for name in MACHINES if Accumulator.parse(name).scales] + WORDS
 FORMATS = [
-    "mxfp8_e4m3",
-    "mxfp8_e5m2",
-    "mxfp6_e2m3",
-    "mxfp4",
-    "mxfp4_b16",
-    "nvfp4_1level",
-    "nvfp4",
+    *("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp4", "mxfp4_b16", "nvfp4_1level", "nvfp4"),
     "nvfp4_2d",
 ]
 

@@ -11,20 +11,8 @@ from custom_fp.formats.scalar import Format
 from tensors import bit_patterns, same_bits
 
 NAMES = [
-    *(
-        "e5m2",
-        "e4m3",
-        "e4m3fn",
-        "e3m0",
-        "e2m1fn",
-        "e3m2fn",
-        "e1m2",
-        "e1m0",
-        "e8m0fn",
-        "fp16",
-        "bf16",
-        "e2m0fn",
-    ),
+    *("e5m2", "e4m3", "e4m3fn", "e3m0", "e2m1fn", "e3m2fn", "e1m2", "e1m0", "e8m0fn", "fp16", "bf16"),
+    "e2m0fn",
 ]
 # one format of every width from 2 to 32 bits
 WIDTHS = [Format(1, 0)] + [Format(min(8, k - 2), k - 1 - min(8, k - 2)) for k in range(3, 33)]

@@ -22,20 +22,8 @@ def refused(call, message):
 # ---- names of formats
 
 SCALARS = [
-    "",
-    "banana",
-    "e9m2",
-    "e0m2",
-    "e5m24",
-    "e5",
-    "m2",
-    "e5m2x",
-    "E5M2",
-    "e4m3nf",
-    "e8m3fn",
-    "e4m3uz",
-    None,
-    8,
+    *("", "banana", "e9m2", "e0m2", "e5m24", "e5", "m2", "e5m2x", "E5M2", "e4m3nf", "e8m3fn", "e4m3uz"),
+    *(None, 8),
 ]
 FORMATS = {
     "ue4m3fnuz": "no format 'ue4m3fnuz': family fnuz needs a sign bit; for an unsigned format, use family",

@@ -51,13 +51,13 @@ def test_linear_computes_the_products_that_it_names():
     assert torch.equal(layer.bias.grad, grad.sum(0))
 
 
-def test_quantizer():
+@pytest.mark.parametrize(("forward", "backward"), [("e4m3", "e5m2"), ("nf4", "mxfp8_e5m2"), (None, None)])
+def test_quantizer(forward, backward):
     x, grad = torch.randn(20, requires_grad=True), torch.randn(20)
-    y = custom_fp.Quantizer(forward="e4m3", backward="e5m2")(x)
+    y = custom_fp.Quantizer(forward=forward, backward=backward)(x)
     y.backward(grad)
-    assert torch.equal(y, custom_fp.quantize(x.detach(), "e4m3"))
-    assert torch.equal(x.grad, custom_fp.quantize(grad, "e5m2"))
-    assert torch.equal(custom_fp.Quantizer()(x), x)
+    assert torch.equal(y, custom_fp.quantize(x.detach(), forward or "fp32"))
+    assert torch.equal(x.grad, custom_fp.quantize(grad, backward or "fp32"))
 
 
 # ---- whole models
@@ -81,19 +81,6 @@ def test_quantize_model():
     assert custom_fp.quantize_model_(model, accumulator="e5m10") is model
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert isinstance(custom_fp.quantize_model(nn.Linear(2, 2), accumulator="e5m10"), custom_fp.QuantLinear)
-
-
-def test_a_quantized_model_learns():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-    model = custom_fp.quantize_model(model, accumulator="e5m10", operands="e4m3")
-    optimizer, x, losses = torch.optim.SGD(model.parameters(), 0.05), torch.randn(64, 8), []
-    for _ in range(60):
-        losses.append((model(x) - (x[:, :1] - x[:, 1:2])).pow(2).mean())
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < 0.2 * losses[0]
 
 
 def test_layers_compile_and_vmap():
@@ -231,22 +218,6 @@ def test_results_are_rounded_and_a_layer_without_arithmetic_is_torchs():
     assert torch.equal(dx, custom_fp.quantize(plain[1], "e3m1")) and dw.unique().numel() < 24
     for one, other in zip(run(replace_layers_(layer, {layer: Arithmetic()}), x, error), plain, strict=True):
         assert torch.equal(one, other)
-
-
-def test_per_product_roundings_vmap():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
-    model = replace_layers_(model, {model[0]: Arithmetic(ROUNDINGS), model[2]: Arithmetic(ROUNDINGS)})
-    x = torch.randn(2, 1, 6, 6)
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-
-    def loss(weights, sample):
-        return torch.func.functional_call(model, weights, (sample[None],)).square().sum()
-
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
-    for i in range(2):
-        for name, g in torch.func.grad(loss)(weights, x[i]).items():
-            torch.testing.assert_close(each[name][i], g, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -189,16 +189,11 @@ def test_a_copy_follows_the_steps_of_the_rules():
 
 
 def test_a_model_in_a_new_process_computes_by_the_recipe(tmp_path):
-    """torch.multiprocessing.spawn, whose arguments are pickled."""
+    """torch.multiprocessing.spawn pickles its arguments."""
     (tmp_path / "spawning.py").write_text(
-        "import sys, torch, custom_fp\n"
+        "import torch, custom_fp\n"
         "def child(_, model, x, y):\n"
         "    assert torch.equal(model(x), y)\n"
-        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)\n"
-        "    model(4 * x).sum().backward()\n"
-        "    optimizer.step()\n"
-        "    history = model[0].arithmetic.roundings['input', 'forward'].history\n"
-        "    assert history.values[0] == (4 * x).abs().max()\n"
         "if __name__ == '__main__':\n"
         "    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.randn(3, 4)\n"
         "    custom_fp.apply_recipe(model, 'fp8_delayed')\n"
@@ -215,6 +210,10 @@ def test_a_model_in_a_queue_computes_by_the_recipe():
     received = pickle.loads(ForkingPickler.dumps(model))
     assert torch.equal(received(x), y) and type(received[0]) is type(model[0])
     assert type(pickle.loads(pickle.dumps(model))[0]) is nn.Linear
+    received(4 * x).sum().backward()
+    torch.optim.SGD(received.parameters(), lr=0.0).step()
+    history = received[0].arithmetic.roundings["input", "forward"].history
+    assert history.values[0] == (4 * x).abs().max()
 
 
 EXPORTS = {

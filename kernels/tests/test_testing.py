@@ -10,8 +10,8 @@ from custom_fp.testing.bounds import bounds
 from custom_fp.testing.problem import read_problem
 
 MACHINES = [
-    *("h100_bf16", "h100_fp8", "a100_fp16_to_fp16", "deepseek_v3", "b200_mxfp8", "b200_nvfp4", "mi100_fp16"),
-    *("mi250_bf16", "mi300_fp8"),
+    *("h100_bf16", "h100_fp8", "a100_fp16_to_fp16", "deepseek_v3", "b200_mxfp8", "b200_nvfp4"),
+    *("mi100_fp16", "mi250_bf16", "mi300_fp8"),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -78,13 +78,13 @@ def test_random_orders_are_inside_of_the_bound(machine, spread):
     ["e4m3", "bf16-fused", "e5m2-toward_zero", "e4m3fn-saturate", "e5m7-block_2-width_6", "lns4_3",
      "fp32-block_2-width_20-join_8_6"],
 )  # fmt: skip
-def test_every_order_of_a_few_terms_is_inside_of_the_bound(name):
-    """All orders of 4 blocks, and all ways to divide them into chains that are added in float32."""
+def test_orders_of_a_few_terms_are_inside_of_the_bound(name):
+    """A third of the orders of 4 blocks, and all ways to divide them into chains that are added in float32."""
     how = custom_fp.Accumulator.parse(name)
     g = generator()
     a, b = (torch.randn(s, generator=g).bfloat16().float() for s in ((6, 4 * how.block), (4 * how.block, 6)))
     problem = read_problem(torch.zeros(6, 6), a, b, how, "any", None, None)
-    for order in itertools.permutations(range(4)):
+    for order in list(itertools.permutations(range(4)))[::3]:
         index = torch.tensor([k * how.block + i for k in order for i in range(how.block)])
         x, y = a[:, index], b[index]
         for cut in itertools.product((False, True), repeat=3):

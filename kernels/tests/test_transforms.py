@@ -17,16 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 TERNARY = custom_fp.Codebook("ternary", (-1.0, 0.0, 0.25, 1.0), block=16)  # no name that parse knows
 OWN = custom_fp.BlockFormat("own", "e2m2", 5)
 FORMATS = [
-    "e5m2",
-    "e5m10",
-    "posit8",
-    "mxfp4",
-    "nvfp4",
-    "linear_b64",
-    "dynamic_tree",
-    "int8_affine",
-    TERNARY,
-    OWN,
+    *("e5m2", "e5m10", "posit8", "mxfp4", "nvfp4", "linear_b64", "dynamic_tree", "int8_affine", TERNARY, OWN),
 ]
 x_4x32 = torch.randn(4, 32)
 SCALED = {fmt for fmt in FORMATS if parse(fmt).has_scales}

@@ -1,4 +1,4 @@
-"""Test claims of papers: reading them, the cells that they compare, their verdicts, and the page."""
+"""Tests of claims from papers: how they are read, which cells they compare, their verdicts, and their page."""
 
 import random
 import re

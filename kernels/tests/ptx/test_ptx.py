@@ -22,21 +22,10 @@ if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
 SOME = {  # a kernel of each kind, each rounding once
-    *(
-        "quantize_nearest_even_f32",
-        "quantize_nearest_even_f64",
-        "pack_nearest_even",
-        "accumulate_toward_zero",
-    ),
-    *(
-        "accumulate_packed_toward_zero",
-        "put_addresses",
-        "matmul_kahan",
-        "scaled_tiles_stochastic",
-        "scaled_runs_stochastic",
-        "hadamard",
-        "fused_sum",
-    ),
+    *("quantize_nearest_even_f32", "quantize_nearest_even_f64", "pack_nearest_even"),
+    "accumulate_toward_zero",
+    *("accumulate_packed_toward_zero", "put_addresses", "matmul_kahan", "scaled_tiles_stochastic"),
+    *("scaled_runs_stochastic", "hadamard", "fused_sum"),
 }
 
 
