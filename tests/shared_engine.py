@@ -9,6 +9,7 @@ tested in tests/launch.
 import contextlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import selectors
 import signal
@@ -39,9 +40,13 @@ def shared_engines(path: Path):
             selector.register(listener, selectors.EVENT_READ)
             selector.register(is_over, selectors.EVENT_READ)
             ready = [key.fileobj for key, _ in selector.select()]
-        if is_over not in ready:
-            servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
-            servers[0].start()
+        if is_over in ready:
+            return
+        servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
+        servers[0].start()
+        # If the server dies, commands that wait for an engine would otherwise wait forever.
+        if is_over not in multiprocessing.connection.wait([servers[0].sentinel, is_over]):
+            listener.close()
 
     thread = threading.Thread(target=start_on_request, daemon=True)
     thread.start()
@@ -81,8 +86,12 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
                     data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-                    while not data.endswith(b"\n"):
-                        data += connection.recv(1 << 20)
+                    while not data.endswith(b"\n") and (more := connection.recv(1 << 20)):
+                        data += more
+                    if not data.endswith(b"\n"):  # the command was killed before it had sent its request
+                        for descriptor in (*descriptors, connection.detach()):
+                            os.close(descriptor)
+                        continue
                     pid = os.fork()
                     if pid == 0:
                         selector.close()

@@ -88,7 +88,7 @@ def list_formats(output: Output) -> None:
     output.print("")
     cells = [[_cell(getattr(each, key)) for key in LIST_COLUMNS.values()] for each in formats]
     _print_table(output.console, tuple(LIST_COLUMNS), cells)
-    output.print("\nThe numbers of formats with scales are those of their elements, before scaling.")
+    output.print("\nFor formats with scales, the numbers shown are those of the elements before scaling.")
     output.print("To show a format value by value: cpdrun formats NAME")
 
 

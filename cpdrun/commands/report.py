@@ -69,9 +69,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.serve and arguments.output.as_json:
-        raise UserError(
-            "--serve keeps serving until Ctrl-C, so it has no JSON document and no call from Python"
-        )
+        raise UserError("--serve runs until Ctrl-C, so it cannot print JSON and cannot be called from Python")
     if arguments.serve and arguments.to:
         raise UserError("--serve writes nothing, so type it without --to")
     if arguments.plots:

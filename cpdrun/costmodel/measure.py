@@ -103,8 +103,8 @@ def measure_workload(
     This trains `parts.model` for a few steps.
     """
     parameters = list(trainable(parts.model).values())
-    played = SharedModel(parts.model, workers)
-    objective = Objective(played, parts.batches, parts.task, lambda _w: parts.precision.loss_scale.value)
+    shared = SharedModel(parts.model, workers)
+    objective = Objective(shared, parts.batches, parts.task, lambda _w: parts.precision.loss_scale.value)
     gradients_of = ExactGradients(objective)
     index_NxB = torch.arange(workers.world_size * config["batch_size"]).view(workers.world_size, -1)
     batch = parts.batches.fetch(index_NxB[workers.local.start], 0, workers.local.start)

@@ -64,7 +64,7 @@ class Exchange:
 
 
 def exchange_s(what: Exchange, network: Network) -> float:
-    """Return the seconds of an exchange per step.
+    """Return the time of the exchange per step, in seconds.
 
     A single worker exchanges nothing. For an exchange every H steps, this is 1/H of its time.
     """

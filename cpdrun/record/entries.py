@@ -29,7 +29,7 @@ class Ending(StrEnum):
     KILLED = "killed"
     OUT_OF_MEMORY = "out of memory"
     FAILED = "failed"
-    ELSEWHERE = "elsewhere"  # Another launcher trains the run. Agents report this, but never record it.
+    ELSEWHERE = "elsewhere"  # Another launcher executes the run. Agents report this, but never record it.
 
     @classmethod
     def _missing_(cls, value: object) -> "Ending | None":

@@ -35,7 +35,7 @@ class Report:
 
     Attributes:
         content: The answer, the notes, and the tables.
-        table: The table of table.csv.
+        table: The table that is written to table.csv.
         details: The table of details.csv.
         files: The paths of the written files.
     """

@@ -221,7 +221,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def lenth(contrasts: Sequence[float]) -> float:
-    """Return Lenth's pseudo standard error of contrasts, most of which must be noise.
+    """Return Lenth's pseudo standard error of contrasts, assuming that most of them are noise.
 
     It is 0 if more than half of the contrasts are 0.
     """

@@ -35,6 +35,11 @@ COMPRESSOR = "sync.compressor"
 _OF_SUMS = "accumulator"
 _OF_ACTIVATIONS = ("input", "output_gradient", "activation", "error", "activations", "errors")
 _FORMAT = "format"
+_BIT_SETTINGS = {
+    _FORMAT,
+    "bits",
+    "levels",
+}  # The settings of a compressor that tell how many bits it sends per value.
 
 
 def section_of(group: str) -> str:
@@ -160,25 +165,27 @@ def _number_of_bits(value: Any) -> int | float | None:
     return int(value) if value == int(value) else value
 
 
-def _is_sparse(row: Mapping[str, Any], group: str) -> bool:
-    """Return True if the compressor drops some values, so that it has no bit width."""
-    return any(
-        key.rpartition(".")[2] == "keep" and value is not None and value == value
+def _has_no_bit_width(row: Mapping[str, Any], group: str) -> bool:
+    """Return True if the compressor drops some values, or if its settings do not tell how many bits it sends."""
+    settings = {
+        key.rpartition(".")[2]
         for key, value in _section(row, group)
-    )
+        if key.startswith(f"{COMPRESSOR}.") and value is not None and value == value
+    }
+    return "keep" in settings or bool(settings and settings.isdisjoint(_BIT_SETTINGS))
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[Choice] | None:
     """Return the choice of each run, or None if the choices are not an axis of bits.
 
-    They are not if all round the same, or if a compressor sends only some of the values.
+    They are not if all round the same, or if a compressor sends only some of the values or does not tell its bits.
 
     Args:
         rows: The settings of each run, keyed by dotted key.
         names: The name of each run's choice.
         group: The config group of the choices.
     """
-    if len(set(names)) < 2 or any(_is_sparse(row, group) for row in rows):
+    if len(set(names)) < 2 or any(_has_no_bit_width(row, group) for row in rows):
         return None
     held = _held(rows, names, group)
     found = [choice(name, row, group, held) for name, row in zip(names, rows, strict=True)]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from cpdrun.stats.evidence import Judgement, PairsRange
 from cpdrun.stats.means import is_zero
 
-# More further pairs than this are not advised, because hardly anyone can run so many.
+# The largest number of additional pairs to recommend, because hardly anyone can run more.
 MOST_ADVISED = 100
 
 

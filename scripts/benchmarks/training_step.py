@@ -145,7 +145,9 @@ def measure(overrides: tuple[str, ...], samples: int, world_size: int, device: t
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--steps", type=int, default=200, help="timed steps of each side (default: 200)")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="timed steps of each of the two variants (default: 200)"
+    )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -75,7 +75,7 @@ def scaled(a: Scaled, b: Scaled, how: custom_fp.Accumulator) -> np.ndarray:
 
 
 def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) -> np.ndarray:
-    """Return float32 sums of blocks of exact products, aligned with the partial sum and truncated."""
+    """Return float32 sums. Exact products of a block are aligned with the partial sum, truncated, and added."""
     emin_a, emin_b = (fmt.emin for fmt in how.operands)
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
     total = np.zeros_like(acc)

@@ -31,7 +31,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("keywords", "words"), KEYS, ids=[str(k) for k, _ in KEYS])
-def test_keys(keywords, words):
+def test_keywords_are_keys(keywords, words):
     assert typed(parser_of("sweep"), [], keywords) == words
 
 
@@ -49,11 +49,11 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("command", "keywords", "words"), OPTIONS)
-def test_options(command, keywords, words):
+def test_keywords_are_options(command, keywords, words):
     assert typed(parser_of(command), [], keywords) == words
 
 
-def test_words_are_parsed():
+def test_the_words_can_be_parsed():
     words = typed(parser_of("sweep"), ["exp=digits_bits"], {"seed": [0, 1], "jobs": 2, "rerun": "all"})
     arguments = read(["sweep", *words])
     assert arguments.overrides == ["exp=digits_bits", "seed=0,1"]

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def told(capsys, *typed):
+def document_of(capsys, *typed):
     code = main([*typed, "--json"])
     document = json.loads(capsys.readouterr().out)
     kind = document["schema"].partition(".")[2].partition("/")[0]
@@ -55,85 +55,63 @@ def test_descriptions_of_keys_come_from_docstrings():
 
 def test_commands_on_a_sweep(folder, capsys):
     sweep = str(folder / "digits_bits")
-    again = told(capsys, "sweep", *SMALL, "seed=0", f"results_dir={folder}")
+    again = document_of(capsys, "sweep", *SMALL, "seed=0", f"results_dir={folder}")
     assert again["summary"] is None and [run["status"] for run in again["runs"]] == ["finished"] * 2
-    planned = told(capsys, "sweep", *SMALL, "seed=0,1", f"results_dir={folder}", "--dry-run")
+    planned = document_of(capsys, "sweep", *SMALL, "seed=0,1", f"results_dir={folder}", "--dry-run")
     assert (planned["done"], planned["to_run"]) == (2, 2)
-    assert told(capsys, "search", *SMALL, f"results_dir={folder}", "--dry-run")["runs"] == 2
-    assert told(capsys, "search", "--plan", sweep, "--budget", "3")["fit"] == 3
-    assert told(capsys, "predict", *SMALL, f"results_dir={folder}", "--dry-run")["dry_run"]
-    assert told(capsys, "report", sweep, "--format", "csv")["table"]
-    (standing,) = told(capsys, "status", sweep)["sweeps"]
+    assert document_of(capsys, "search", *SMALL, f"results_dir={folder}", "--dry-run")["runs"] == 2
+    assert document_of(capsys, "search", "--plan", sweep, "--budget", "3")["fit"] == 3
+    assert document_of(capsys, "predict", *SMALL, f"results_dir={folder}", "--dry-run")["dry_run"]
+    assert document_of(capsys, "report", sweep, "--format", "csv")["table"]
+    (standing,) = document_of(capsys, "status", sweep)["sweeps"]
     assert standing["counts"]["done"] == 2
     run = str(next((folder / "digits_bits" / "runs").iterdir()))
-    assert told(capsys, "logs", run)["runs"][0]["lines"]
-    assert told(capsys, "report", run)["sentences"]
-    assert told(capsys, "cancel", sweep)["sweeps"][0]["asked"] == 0
-    assert told(capsys, "sweep", "--join", sweep)["sweeps"][0]["summary"] is None
+    assert document_of(capsys, "logs", run)["runs"][0]["lines"]
+    assert document_of(capsys, "report", run)["sentences"]
+    assert document_of(capsys, "cancel", sweep)["sweeps"][0]["asked"] == 0
+    assert document_of(capsys, "sweep", "--join", sweep)["sweeps"][0]["summary"] is None
 
 
 def test_a_search_that_trains(capsys, tmp_path):
     """The margin is so wide that three pairs settle it."""
-    typed = (
+    words = [
         "exp=digits_search",
         "format=fp32,e4m3",
         "aps=false",
         "world_size=2",
         "batch_size=32",
         "epochs=2",
-    )
-    settings = ("model.width=4", "device=cpu", "search.tolerance=20", f"results_dir={tmp_path}")
-    found = told(capsys, "search", *typed, *settings)
+    ]
+    words += ["model.width=4", "device=cpu", "search.tolerance=20", f"results_dir={tmp_path}"]
+    found = document_of(capsys, "search", *words)
     (chain,) = found["chains"]
     assert chain["smallest"] == "e4m3 without APS" and chain["candidates"][0]["verdict"] == "certified"
     assert found["runs"] == sum(summary["done"] for summary in found["summaries"]) >= 6
 
 
 def test_a_calibration(capsys, tmp_path):
-    found = told(
-        capsys,
-        "doctor",
-        "--calibrate",
-        *SMALL,
-        f"results_dir={tmp_path}",
-        "--repeats",
-        "1",
-        "--network",
-        "1gbit",
-    )
+    words = [*SMALL, f"results_dir={tmp_path}", "--repeats", "1", "--network", "1gbit"]
+    found = document_of(capsys, "doctor", "--calibrate", *words)
     assert Path(found["calibration"]).exists() and {row["format"] for row in found["forecast"]} >= {"e4m3"}
     assert all(row["total_s"] > 0 for row in found["forecast"])
 
 
 def test_commands_that_need_no_sweep(capsys, tmp_path):
-    assert told(capsys, "init", str(tmp_path / "mine"))["files"]
-    assert told(capsys, "init", "--schema")["experiment"]
-    assert told(capsys, "init", "--schema", "search")["document"] == schema("search")
-    assert told(capsys, "report", "--plots")["plots"]
-    assert told(capsys, "formats")["formats"]
-    assert told(capsys, "formats", "e2m1fn")["values"]
-    assert told(capsys, "formats", "--vectors", "e2m1fn", "--count", "1")["vectors"]
-    assert told(capsys, "doctor", "--results-dir", str(tmp_path))["findings"]
-    assert told(
-        capsys, "search", "--allocate", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run"
-    )["factors"]
+    assert document_of(capsys, "init", str(tmp_path / "mine"))["files"]
+    assert document_of(capsys, "init", "--schema")["experiment"]
+    assert document_of(capsys, "init", "--schema", "search")["document"] == schema("search")
+    assert document_of(capsys, "report", "--plots")["plots"]
+    assert document_of(capsys, "formats")["formats"]
+    assert document_of(capsys, "formats", "e2m1fn")["values"]
+    assert document_of(capsys, "formats", "--vectors", "e2m1fn", "--count", "1")["vectors"]
+    assert document_of(capsys, "doctor", "--results-dir", str(tmp_path))["findings"]
+    words = ["--allocate", "exp=digits_screen_small", f"results_dir={tmp_path}", "--dry-run"]
+    assert document_of(capsys, "search", *words)["factors"]
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        ("sweep", "exp=digits_bits", "frmat=e4m3"),
-        ("status", "nothing"),
-        ("logs", "-f", "x"),
-        ("status", "--watch"),
-    ],
-    ids=" ".join,
-)
-def test_an_error_is_a_document_too(capsys, typed):
-    assert told(capsys, *typed)["schema"] == "cpdrun.error/1"
-
-
-def test_a_command_line_that_cannot_be_parsed_is_a_document_too(capsys):
+def test_errors_are_documents(capsys):
+    for words in ("sweep exp=digits_bits frmat=e4m3", "status nothing", "logs -f x", "status --watch"):
+        assert document_of(capsys, *words.split())["schema"] == "cpdrun.error/1"
     with pytest.raises(SystemExit) as ended:
         main(["sweep", "--jobs", "0", "--json"])
     said = capsys.readouterr()

@@ -1,5 +1,7 @@
-"""A call from Python is stopped: by a notebook's stop button, and by `cpdrun cancel` in another shell. What has
-finished stays, what ran has saved, and the same call goes on from there."""
+"""A call from Python is stopped by the stop button of a notebook, or by `cpdrun cancel` in another shell.
+
+Finished runs and checkpoints stay, and the same call continues from there.
+"""
 
 import asyncio
 import os
@@ -26,24 +28,24 @@ print(*runs["run:state"])
 planned = cpdrun.sweep(**asked, dry_run=True)
 print(planned["done"], planned["to_run"])
 """
-DEADLINE_S = 240
+DEADLINE_S = 480
 
 
 def the_second_trains(folder: Path) -> bool:
-    """One is done, and the other has ended an epoch."""
+    """Return whether one run is done and the other has finished an epoch."""
     runs = list(SweepDir(folder / "results" / "digits_bits").runs())
     done = [run for run in runs if run.done.exists()]
     return len(done) == 1 and any(run.status.exists() for run in runs if run not in done)
 
 
 def saved(folder: Path) -> bool:
-    """The run that was stopped has a checkpoint to go on from, and says that it was asked to stop."""
+    """Return whether the stopped run has a checkpoint and the state preempted."""
     (stopped,) = [run for run in SweepDir(folder / "results" / "digits_bits").runs() if not run.done.exists()]
     return stopped.checkpoint.exists() and stopped.last_attempt().outcome().status == "preempted"
 
 
 @pytest.mark.timeout(600)
-def test_the_stop_button_of_a_notebook(tmp_path):
+def test_the_stop_button_of_a_notebook_stops_a_call(tmp_path):
     pytest.importorskip("ipykernel")
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     from jupyter_client.kernelspec import KernelSpecManager
@@ -80,7 +82,7 @@ def test_the_stop_button_of_a_notebook(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_cancelled_from_another_shell(tmp_path):
+def test_cpdrun_cancel_stops_a_call(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     call = "try:\n    cpdrun.sweep(**asked, quiet=True)\nexcept cpdrun.Stopped as why:\n    print(why)\n"
     code = ASKED + call + LEFT

@@ -55,7 +55,7 @@ def samples(step: int) -> torch.Tensor:
 
 
 def emulated(config: dict) -> list[torch.Tensor]:
-    """The weights that two workers of the built-in loop have agreed on, played by one process."""
+    """Return the weights on which two workers of the built-in loop agree. One process emulates both workers."""
     parts = build(config, CPU)
     learner = LocalWeights(config, parts, Workers(2), CPU)
     learner.last_step = STEPS - 1

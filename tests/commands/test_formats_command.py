@@ -1,4 +1,4 @@
-"""`cpdrun formats`: every kind is listed, a format's facts and values are its own, a mistake is told in a line."""
+"""`cpdrun formats`: the list of kinds, the facts and values of a format, and error messages."""
 
 import json
 import math
@@ -17,7 +17,7 @@ def said(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_every_kind_is_listed_with_what_it_is_for_and_every_example_is_a_format(capsys):
+def test_every_kind_is_listed_and_every_listed_name_is_a_format(capsys):
     shown = json.loads(said(capsys, "--json"))
     assert [each["kind"] for each in shown["kinds"]] == list(KINDS)
     assert all(each["for"] and each["examples"] for each in shown["kinds"])
@@ -35,7 +35,7 @@ def test_every_kind_is_listed_with_what_it_is_for_and_every_example_is_a_format(
     assert rows["bf16"][:2] == ["16", "3.38953e+38"] and rows["nvfp4"][0] == "4.5"
 
 
-def test_values_and_special_codes_are_those_that_decode_gives():
+def test_values_and_special_codes_are_those_of_decode():
     import custom_fp
     import torch
 
@@ -54,43 +54,30 @@ def test_values_and_special_codes_are_those_that_decode_gives():
         assert known.nans == int(decoded.isnan().sum()), fmt
 
 
-def test_elements_of_blocks_have_the_values_that_their_codes_decode_to():
+def test_element_values_of_block_formats_are_those_of_decode():
     import custom_fp
     import torch
 
+    one = {"mxfp4": 127, "mxint8": 127, "nvint4": 0x38}  # the code of a scale of 1, in e8m0 and e4m3fn
     for name in ("mxfp4", "mxint8", "nvint4", "nf4", "fp8_tensor"):
         fmt = parse(name)
         values = torch.tensor(fmt.code_values())
-        codes = torch.arange(len(values)).to(torch.uint8)
-        scale = {"mxfp4": 127, "mxint8": 127}.get(name)
-        one = torch.ones(fmt.scales(len(values))) if scale is None else torch.tensor([scale]).to(torch.uint8)
-        if scale is not None:
-            one = one.expand(fmt.scales(len(values))).contiguous()
-        if name == "nvint4":  # scales in e4m3fn, 1 is 0x38
-            encoded = (codes, torch.full((1,), 0x38, dtype=torch.uint8), torch.ones(()))
-        else:
-            encoded = (codes, one.view(-1))
-        shown = custom_fp.decode(encoded, fmt)
+        count, codes = fmt.scales(len(values)), torch.arange(len(values)).to(torch.uint8)
+        scales = torch.full((count,), one[name], dtype=torch.uint8) if name in one else torch.ones(count)
+        of_tensor = (torch.ones(()),) if name == "nvint4" else ()
         finite = ~values.isnan()
-        assert torch.equal(shown[finite], values[finite]), name
+        assert torch.equal(custom_fp.decode((codes, scales, *of_tensor), fmt)[finite], values[finite]), name
 
 
-def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
+def test_a_format_is_shown_with_its_values_scales_and_uses(capsys):
     text = said(capsys, "e4m3fn")
     assert "8: 1 sign, 4 exponent (bias 7), 3 mantissa" in text and "largest             448.0" in text
     assert "0 00, -0 80, NaN 7f (2 are read as NaN)" in text
     line = next(line for line in text.splitlines() if line.startswith("0x78"))
     assert line.split()[1:] == ["256", "288", "320", "352", "384", "416", "448", "nan"]
     shown = json.loads(said(capsys, "nvfp4", "--json"))
-    assert shown["scales"] == {
-        "block": 16,
-        "bits": 8,
-        "format": "e4m3fn",
-        "rule": "amax",
-        "element": "e2m1fn",
-        "of_tensor": True,
-        "zero_point": False,
-    }
+    scales = {"block": 16, "bits": 8, "format": "e4m3fn", "rule": "amax", "element": "e2m1fn"}
+    assert shown["scales"] == scales | {"of_tensor": True, "zero_point": False}
     assert shown["values"][:8] == [0, 0.5, 1, 1.5, 2, 3, 4, 6] and "recipe/nvfp4" in shown["used_in"]
     assert "IEEE-style (maximum 240); hardware FP8 is e4m3fn (448)" in said(capsys, "e4m3")
     assert "hardware FP8" not in said(capsys, "e4m3fn")
@@ -106,10 +93,7 @@ def test_one_format_is_shown_with_its_values_scales_and_uses(capsys):
     [
         (["e4m33"], "error: unknown format 'e4m33' (did you mean 'e4m3'?)"),
         (["E4M3"], "error: unknown format 'E4M3' (did you mean 'e4m3fn'?)"),
-        (
-            ["fp8"],
-            "error: unknown format 'fp8' (did you mean e4m3fn (hardware FP8, maximum 448) or e5m2?)",
-        ),
+        (["fp8"], "error: unknown format 'fp8' (did you mean e4m3fn (hardware FP8, maximum 448) or e5m2?)"),
         (["nvfp5"], "error: unknown format 'nvfp5' (did you mean 'nvfp4'?)"),
         (["fp32", "--values"], "error: --values: fp32 has 32 bits; tables of values stop at 16 bits"),
         (["--values"], "error: --values needs the name of a format: cpdrun formats NAME --values"),
@@ -120,7 +104,7 @@ def test_a_mistake_is_one_line(capsys, words, line):
     assert capsys.readouterr().err == line + "\n"
 
 
-def test_it_loads_no_torch():
+def test_the_command_imports_neither_torch_nor_numpy():
     code = "import sys; from cpdrun.cli import main; main(['formats', 'posit8', '--json']); main(['formats'])"
     code += "; assert not {'torch', 'numpy'} & sys.modules.keys()"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -1,5 +1,7 @@
-"""What commands print for programs is strict JSON, and nothing else goes to stdout, of sweeps in any state: killed in
-the middle, empty, with a baseline that diverged or has no number, unobserved, of one worker."""
+"""Documents for programs are strict JSON, and nothing else goes to stdout.
+
+Sweeps of every state are tested: killed, empty, diverged, without numbers, unobserved, and of one worker.
+"""
 
 import json
 import re
@@ -20,31 +22,18 @@ SOURCES = Path(cpdrun.__file__).parent
 
 
 def _run(sweep: SweepDir, name: str, fmt: str, *, workers: int = 4, **done) -> None:
-    """`done`: of done.json; none for a run that was killed in its second epoch."""
+    """Write a run with these keys in done.json, or without any, a run that was killed in its second epoch."""
     run = sweep.run(name)
     run.path.mkdir(parents=True)
-    config = {
-        "name": sweep.name,
-        "format": fmt,
-        "aps": False,
-        "world_size": workers,
-        "seed": 0,
-        "epochs": 3,
-        "batch_size": 8,
-        "nproc": 1,
-        "device": "cpu",
-        "model": {"_target_": "cpdrun.models.convnet.ConvNet", "width": 4},
-        "scaling": {"_target_": "cpdrun.comm.sums.scaling.aps.APS"},
-        "launcher": {"kind": "local", "jobs": 1},
-    }
+    config = {"name": sweep.name, "format": fmt, "aps": False, "world_size": workers, "seed": 0, "epochs": 3}
+    config |= {"batch_size": 8, "nproc": 1, "device": "cpu", "launcher": {"kind": "local", "jobs": 1}}
+    config |= {"model": {"_target_": "cpdrun.models.convnet.ConvNet", "width": 4}}
+    config |= {"scaling": {"_target_": "cpdrun.comm.sums.scaling.aps.APS"}}
     write_text(run.config, json.dumps(config))
     if done:
-        made = {
-            "status": "finished",
-            "metrics": {"test_accuracy": 0.9, "test_loss": 0.3},
-            "test_samples": 360,
-        }
-        write_text(run.done, json.dumps(made | done))  # NaN too, as others may write it
+        metrics = {"test_accuracy": 0.9, "test_loss": 0.3}
+        made = {"status": "finished", "metrics": metrics, "test_samples": 360}
+        write_text(run.done, json.dumps(made | done))  # with NaN, as other programs may write it
         return
     run.new_attempt()
     append_json_line(run.metrics, {"epoch": 1, "test_accuracy": 0.5, "layers": {}})
@@ -54,7 +43,7 @@ def _run(sweep: SweepDir, name: str, fmt: str, *, workers: int = 4, **done) -> N
 
 @pytest.fixture(scope="module")
 def sweeps(tmp_path_factory):
-    """One of each state: a baseline in fp32 and a run in e3m0."""
+    """Write a sweep of each state: a baseline in fp32 and a run in e3m0."""
     folder = tmp_path_factory.mktemp("states")
     worse = {"metrics": {"test_accuracy": 0.2, "test_loss": 2.0}}
     fine = {"wall_seconds": 1.0}
@@ -111,14 +100,12 @@ def _schema_name(kind):
     return schema_name(kind, document_types()[kind])
 
 
-def test_what_is_not_finite_is_null():
-    assert _strict(json_text({"a": [float("nan"), 1.5], "b": {"c": float("-inf")}})) == {
-        "a": [None, 1.5],
-        "b": {"c": None},
-    }
+def test_values_that_are_not_finite_become_null():
+    found = _strict(json_text({"a": [float("nan"), 1.5], "b": {"c": float("-inf")}}))
+    assert found == {"a": [None, 1.5], "b": {"c": None}}
 
 
-def test_no_command_writes_json_for_programs_another_way():
+def test_all_commands_write_json_by_the_same_function():
     """search, screen and dry runs, which train, print by the same function."""
     others = {
         path.relative_to(SOURCES).as_posix()

@@ -1,8 +1,8 @@
-"""Calibration on this machine, and that the model still describes the exchange it is of."""
+"""Calibration on this machine, and the agreement of the model with the exchange that it describes."""
 
+import itertools
 import math
 import sys
-import time
 
 import pytest
 import torch
@@ -29,39 +29,38 @@ from cpdrun.record import write_json
 from cpdrun.sweep import plan
 
 
-def test_the_model_cuts_and_orders_as_the_exchange_does():
+def test_the_model_has_the_segments_and_buckets_of_the_exchange():
     assert collectives.SEGMENT_VALUES == comm_exchange.SEGMENT_VALUES
     assert collectives.LAG == comm_exchange.LAG
     assert dist._DEFAULT_FIRST_BUCKET_BYTES == step.DDP_FIRST_BUCKET_BYTES
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
-@pytest.mark.parametrize("bits", [3, 4, 8, 32])
-def test_the_model_sends_the_bytes_that_the_exchange_sends(workers, bits):
-    """A wire of one byte a second, and nothing else that takes time."""
+def test_the_model_sends_the_bytes_that_the_exchange_sends():
+    """The wire sends one byte per second, and nothing else takes time."""
     numels, wire = (5_000_000, 64, 10), Network(0.0, 1.0)
-    sent = Layout(numels, bits, workers, comm_exchange.SEGMENT_VALUES).sent_bytes()
-    model_s = collectives.direct_s(sum(numels), workers, Codec(bits, 0.0, 0.0, 0.0, 0.0), wire)
-    assert model_s == pytest.approx(sent, rel=1e-4)  # the layout fills up blocks of 8 values
+    for workers, bits in itertools.product((2, 3, 8), (3, 4, 8, 32)):
+        sent = Layout(numels, bits, workers, comm_exchange.SEGMENT_VALUES).sent_bytes()
+        model_s = collectives.direct_s(sum(numels), workers, Codec(bits, 0.0, 0.0, 0.0, 0.0), wire)
+        assert model_s == pytest.approx(sent, rel=1e-4)  # the layout fills up blocks of 8 values
+
+
+def plan_config(*typed):
+    return plan(["name=x", "format=fp32", "device=cpu", "model.width=4", *typed]).runs[0].config
 
 
 @pytest.fixture
 def config():
-    return plan(["name=x", "format=fp32", "device=cpu", "model.width=4"]).runs[0].config
+    return plan_config()
 
 
 @pytest.fixture
 def method_configs():
-    typed = ["name=x", "format=fp32", "device=cpu", "model.width=4", "world_size=4"]
-    chosen = {
-        "top-k": ["sync=compressed", "compressor=top_k"],
-        "sign": ["sync=compressed", "compressor=sign"],
-        "factors": ["sync=power_sgd"],
-    }
-    return {key: plan(typed + more).runs[0].config for key, more in chosen.items()}
+    chosen = {"top-k": "compressor=top_k", "sign": "compressor=sign"}
+    found = {key: plan_config("world_size=4", "sync=compressed", word) for key, word in chosen.items()}
+    return found | {"factors": plan_config("world_size=4", "sync=power_sgd")}
 
 
-def test_two_ranks_calibrate_and_the_model_takes_what_they_found(config, method_configs, tmp_path):
+def test_two_ranks_calibrate_the_model(config, method_configs, tmp_path):
     path = tmp_path / "sweep" / "calibration.json"
     methods = {"sign": method_configs["sign"]}
     calibrate(config, path, nproc=2, formats=["fp32", "e4m3"], methods=methods, repeats=2)
@@ -78,7 +77,7 @@ def test_two_ranks_calibrate_and_the_model_takes_what_they_found(config, method_
     assert math.isfinite(step_cost(setup).total_s) and 0 < speedup(setup) <= 16
 
 
-def test_what_compressors_take_is_measured_too(method_configs):
+def test_compressors_and_scaled_formats_are_measured(method_configs):
     found = {
         key: Codec(**values) for key, values in measure.measure_compressors(method_configs, repeats=1).items()
     }
@@ -89,7 +88,7 @@ def test_what_compressors_take_is_measured_too(method_configs):
     assert scaled.bits == 2.3125 and min(scaled.pack_s, scaled.add_s, scaled.unpack_s) > 0
 
 
-def test_a_rank_that_fails_is_one_line(config, tmp_path):
+def test_a_failed_rank_is_one_line(config, tmp_path):
     config["model"] = {"_target_": "cpdrun.models.convnet.Missing"}
     with pytest.raises(LaunchError, match=r"rank 0 failed: .*Missing"):
         calibrate(config, tmp_path / "calibration.json", formats=["fp32"], repeats=1)
@@ -98,22 +97,20 @@ def test_a_rank_that_fails_is_one_line(config, tmp_path):
 
 def test_a_rank_that_does_not_end_is_stopped(monkeypatch, tmp_path):
     monkeypatch.setattr(calibration, "LIMIT_S", 0.5)
-    sleep = [sys.executable, "-c", "import os, time; time.sleep(60 * int(os.environ['RANK']))"]
-    started = time.monotonic()
+    sleep = [sys.executable, "-c", "import os, time; time.sleep(3600 * int(os.environ['RANK']))"]
     with pytest.raises(LaunchError, match=r"rank 1 did not end within 0.5 s"):
         calibration._run_ranks(sleep, 2, 1, tmp_path)
-    assert time.monotonic() - started < 30
 
 
-def test_a_rank_whose_peer_does_not_come_says_so(config, tmp_path):
+def test_a_rank_whose_peer_does_not_join_is_an_error(config, tmp_path):
     given, out = tmp_path / "config.json", tmp_path / "out.json"
     write_json(given, config | {"patience_s": 2})
-    measure_alone = (
-        "import os, sys, time; time.sleep(120) if os.environ['RANK'] == '1' else None; "
+    rank_0_alone = (
+        "import os, sys, time; time.sleep(3600) if os.environ['RANK'] == '1' else None; "
         "from cpdrun.costmodel.measure import main; sys.exit(main(sys.argv[1:]))"
     )
     with pytest.raises(LaunchError, match=r"rank 0 failed: .*1/2 clients joined"):
-        calibration._run_ranks([sys.executable, "-c", measure_alone, str(given), str(out)], 2, 1, tmp_path)
+        calibration._run_ranks([sys.executable, "-c", rank_0_alone, str(given), str(out)], 2, 1, tmp_path)
 
 
 def test_an_unknown_format_starts_nothing(config, tmp_path):

@@ -1,4 +1,4 @@
-"""The picture of the predicted speed-up, from a sweep's folder with a calibration in it."""
+"""The plot and the table of the predicted speedup, from a sweep with a calibration."""
 
 import io
 
@@ -6,16 +6,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from cpdrun.costmodel import (
-    Calibration,
-    Codec,
-    Network,
-    Setup,
-    Workload,
-    forecast,
-    network,
-    speedup,
-)
+from cpdrun.costmodel import Calibration, Codec, Network, Setup, Workload, forecast, network, speedup
 from cpdrun.record import SweepDir, write_json, write_text
 from cpdrun.report import ReportOptions, ReportUsageError, write_report
 from cpdrun.report.cost import forecast_table
@@ -51,7 +42,7 @@ def labels(figure) -> list[str]:
     return [texts_of(mark)[0] for mark in marks if mark.startswith(MARK)]
 
 
-def test_each_calibrated_format_of_the_study_is_a_line_in_a_panel_for_each_network(sweep):
+def test_each_calibrated_format_is_a_line_in_each_networks_panel(sweep):
     write_json(sweep.calibration, CALIBRATION.as_json())
     figure = speedup_vs_workers.draw(read_study([sweep]))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -64,28 +55,23 @@ def test_each_calibrated_format_of_the_study_is_a_line_in_a_panel_for_each_netwo
 
 
 @pytest.mark.parametrize(
-    ("written", "reason"),
-    [
-        (None, "cpdrun doctor --calibrate"),
-        ("{", "not JSON"),
-        ("{}", "measure again"),
-    ],
+    ("written", "reason"), [(None, "cpdrun doctor --calibrate"), ("{", "not JSON"), ("{}", "measure again")]
 )
-def test_without_a_whole_calibration_it_says_what_to_do(sweep, written, reason):
+def test_without_a_valid_calibration_the_error_says_what_to_do(sweep, written, reason):
     if written is not None:
         write_text(sweep.calibration, written)
     with pytest.raises(NotDrawnError, match=reason):
         speedup_vs_workers.draw(read_study([sweep]))
 
 
-def test_a_calibration_of_other_formats_is_no_picture(sweep):
+def test_a_calibration_of_other_formats_is_refused(sweep):
     other = Calibration({}, CALIBRATION.workload, {"e2m1": CODECS["e2m1"]}, None)
     write_json(sweep.calibration, other.as_json())
     with pytest.raises(NotDrawnError, match="--formats"):
         speedup_vs_workers.draw(read_study([sweep]))
 
 
-def test_the_forecast_is_a_table_of_every_format_and_number_of_workers():
+def test_the_forecast_has_a_row_for_each_format_and_number_of_workers():
     rows = list(forecast(CALIBRATION, network("1gbit"), "1gbit", workers=(1, 64)))
     assert [(row.format, row.workers) for row in rows] == [
         (name, n) for name in ("fp32", "e4m3", "e2m1") for n in (1, 64)
@@ -98,12 +84,12 @@ def test_the_forecast_is_a_table_of_every_format_and_number_of_workers():
         assert f"{1e3 * row.total_s:.3g} ms" in text.getvalue() and f"{row.speedup:.3g}x" in text.getvalue()
 
 
-def test_a_forecast_leaves_out_numbers_of_workers_that_are_no_whole_groups():
+def test_a_forecast_omits_numbers_of_workers_that_are_not_whole_groups():
     rows = forecast(CALIBRATION, network("1gbit"), "1gbit", algorithm="hierarchical", group_size=8)
     assert {row.workers for row in rows} == {8, 16, 32, 64, 128, 256, 512, 1024}
 
 
-def test_networks_that_are_asked_for_are_the_panels(sweep, tmp_path):
+def test_the_requested_networks_are_the_panels(sweep, tmp_path):
     write_json(sweep.calibration, CALIBRATION.as_json())
     own = tmp_path / "office.yaml"
     own.write_text("latency_s: 1.0e-3\nbandwidth_bytes_per_s: 5.0e+6\n")

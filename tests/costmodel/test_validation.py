@@ -1,4 +1,4 @@
-"""Compare the committed measurements with the present model, so that no change of a formula goes unnoticed."""
+"""Compare the committed measurements with the model, so that no change of a formula goes unnoticed."""
 
 import sys
 from pathlib import Path

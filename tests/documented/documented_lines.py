@@ -1,4 +1,4 @@
-"""What a page shows to be typed: command lines, and Python."""
+"""Command lines and Python code that the pages show."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ IN_TEXT = re.compile(r"`((?:cpdrun|make|python|pip|scripts/)[^`\n]*(?:\n[^`\n]+)
 
 
 def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Fenced blocks and indented ones: what stands behind the fence, and the lines without their common margin."""
+    """Yield fenced and indented blocks: the language of the fence, and the lines without their indentation."""
     fence, name, block = "", "", list[str]()
     for line in [*text.splitlines(), "end"]:
         if mark := re.match(r"\s*(```+)(.*)", line):
@@ -41,8 +41,7 @@ def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def commands(page: str) -> list[list[str]]:
-    """Those of a page as they are to be typed, those of a block together: continued lines joined, prompts and remarks
-    taken off."""
+    """Return the command lines of each block of a page. Continued lines are joined, and comments removed."""
     found = []
     for _, lines in blocks((REPOSITORY / page).read_text(encoding="utf-8")):
         block, whole = list[str](), ""
@@ -64,7 +63,7 @@ def commands_in_text(page: str) -> list[str]:
 
 
 def snippets(page: str) -> list[str]:
-    """Blocks of Python: what calls or imports something, or stands behind a fence that says so; no command lines."""
+    """Return the blocks that call or import something or that are marked as Python, without their command lines."""
     found = []
     for name, lines in blocks((REPOSITORY / page).read_text(encoding="utf-8")):
         code = "\n".join(line for line in lines if not COMMAND.match(line.strip()))

@@ -1,7 +1,7 @@
-"""Types a command line as a reader does, in a folder of the reader's own.
+"""Run a command line as a reader does, in a folder of the reader's own.
 
-`cpdrun ...` is a process of its own, forked from the server that tests/conftest.py describes, so that it need not
-import torch anew; what has a pipe or a redirection is given to a shell.
+`cpdrun ...` is a process of its own, forked from the server that tests/conftest.py describes, so that it does not
+import torch again. Lines with a pipe or a redirection are run by a shell.
 """
 
 import multiprocessing
@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-DEADLINE_S = 200  # seconds on an idle machine
+DEADLINE_S = 600  # patience, for a busy machine
 CPDRUN = Path(sys.executable).with_name("cpdrun")
 ENVIRONMENT = {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "PATH": f"{CPDRUN.parent}:{os.environ['PATH']}"}
 _context = multiprocessing.get_context("forkserver")

@@ -12,7 +12,7 @@ from cpdrun.record import RunDir, read_json, write_text
 from cpdrun.sweep import plan
 
 EPOCHS = 200
-RATES = {  # milestones, and what is left of the rate at each
+RATES = {  # milestones, and the factor by which each multiplies the learning rate
     "decentralized_resnet20": ([100, 150], 0.1),
     "decentralized_vgg11": ([30, 60, 90, 120, 150, 180], 0.5),
     "decentralized_cifar100": ([100, 150], 0.1),

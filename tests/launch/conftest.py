@@ -1,4 +1,4 @@
-"""Launching without training: jobs whose ranks are played by stand_in.py, one warm engine for all tests."""
+"""Launching without training: jobs whose ranks run stand_in.py, one warm engine for all tests."""
 
 import contextlib
 import os

@@ -10,7 +10,7 @@ from made_up import Sweep, fill_digits
 
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch):
-    """Runs are made up here by the hundred: none needs to outlive a power cut."""
+    """Hundreds of runs are written here, and none needs to outlive a power cut."""
     monkeypatch.setattr("os.fsync", lambda fd: None)
 
 
@@ -33,9 +33,14 @@ def digits(new_sweep) -> Sweep:
 
 
 @pytest.fixture
-def no_pictures(monkeypatch):
-    """Leave the plots out, for tests that look at something else: they take most of a report's time."""
-    monkeypatch.setattr("cpdrun.report.plots.available", lambda: iter(()))
+def pictures():
+    """Draw the pictures of reports. Without this fixture, reports have none, because they take most of the time."""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("cpdrun.report.plots.available", lambda: iter(()))
 
 
 @pytest.fixture

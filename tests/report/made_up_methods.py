@@ -65,8 +65,7 @@ def fill_methods(sweep: Sweep, seeds: int = 8, parameters: int | None = PARAMETE
 
 
 def calibrate(sweep: Sweep, *, values: int = PARAMETERS, codec_s: float = 1e-9) -> None:
-    """As `cpdrun doctor --calibrate` leaves it: 10 ms of computing, `codec_s` seconds a value for whatever touches "
-    "it once."""
+    """Write a calibration: 10 ms of computing, and `codec_s` seconds per value for each operation on it."""
     codec = {"pack_s": codec_s, "add_s": codec_s, "sum_s": codec_s, "unpack_s": codec_s, "largest_s": codec_s}
     bits = {"fp32": 32, "bf16": 16, "e4m3": 8, "e3m0": 4}
     messages = [

@@ -87,8 +87,48 @@ def unknown_direction_and_mixed_code(sweep):
             sweep.add(format, seed=seed, metrics={"val_score": value}, done=done, env=env, rows=rows)
 
 
+def unlearned(sweep, about=ABOUT):
+    """The baseline is as good as a guess."""
+    for format in ("fp32", "e3m0"):
+        for seed in range(3):
+            sweep.add(format, seed=seed, accuracy=0.1 + 0.01 * seed, done=about)
+
+
+def unlearned_of_unknown_classes(sweep):
+    unlearned(sweep, {"test_samples": 360})
+
+
+def learned_of_a_thousand_classes(sweep):
+    for format in ("fp32", "e3m0"):
+        for seed in range(3):
+            value = 0.08 + 0.001 * seed + 0.0001 * (format == "e3m0")
+            sweep.add(format, seed=seed, accuracy=value, done={"test_samples": 50_000, "num_classes": 1000})
+
+
+def equal_on_few_samples(sweep):
+    """No answer of 40 differs, and yet one in ten may."""
+    for format in ("fp32", "e3m0"):
+        for seed in range(3):
+            sweep.add(format, seed=seed, accuracy=0.95, done={"test_samples": 40, "num_classes": 10})
+
+
+def single_seed(sweep):
+    sweep.add(accuracy=0.98, done=ABOUT)
+    sweep.add("e3m0", aps=True, accuracy=0.979, done=ABOUT)
+
+
+def baseline_without_values(sweep):
+    sweep.add(accuracy=None)
+    sweep.add("e4m3", accuracy=0.98)
+
+
+def no_values(sweep):
+    sweep.add("e4m3", metrics={"test_accuracy": None})
+
+
 SWEEPS = (settled, refuted, undecided, identical, cases, orders, without_baseline, diverged_baseline,
-          unknown_direction_and_mixed_code)  # fmt: skip
+          unknown_direction_and_mixed_code, unlearned, unlearned_of_unknown_classes, learned_of_a_thousand_classes,
+          equal_on_few_samples, single_seed, baseline_without_values, no_values)  # fmt: skip
 
 
 def test_the_first_lines_of_a_report(new_sweep, snapshot):
@@ -124,7 +164,7 @@ def test_the_notes_of_a_report(new_sweep, snapshot):
     snapshot("notes", "\n".join(notes(read_study([sweep.dir]), [sweep.dir])) + "\n")
 
 
-def test_seeds_of_any_type_may_be_missing(new_sweep):
+def test_missing_seeds_of_any_type_are_listed(new_sweep):
     sweep = new_sweep()
     for seed in (0, 10, 9, "a", "b", 2.5):
         sweep.add(seed=seed, accuracy=0.98)

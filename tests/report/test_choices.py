@@ -1,11 +1,12 @@
-"""Choices of a group that names formats as an axis of bits: how many bits each has, and what it is compared with."""
+"""Choices of a group that names formats as an axis of bits: how many bits each has, and its baseline."""
 
 import pandas as pd
 import pytest
-import yaml
 
 from cpdrun.record import write_text
+from cpdrun.study import formats
 from cpdrun.study.choices import bits_choice, choice, of_rows
+from cpdrun.study.collect import other_axes
 
 SCATTER = (-0.001, 0.0, 0.001, 0.0005)
 FP32 = {
@@ -25,7 +26,7 @@ PRECISION = {
 
 
 def fill(sweep, means: dict, *, typed=True, **config):
-    """Runs of each choice of `precision`, with the override that chose it where it was `typed`."""
+    """Add runs of each choice of `precision`, with the override that chose it where it was `typed`."""
     for name, mean in means.items():
         for seed, shift in enumerate(SCATTER):
             run = sweep.add(seed=seed, accuracy=mean + shift, precision=PRECISION[name], **config)
@@ -34,27 +35,25 @@ def fill(sweep, means: dict, *, typed=True, **config):
     return sweep
 
 
-def flat(name):
-    return {f"precision.{key}": value for key, value in PRECISION[name].items()}
+def facets(made):
+    return [(each["facet"], each["scaling"]) for each in made.verdicts]
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"), [("fp32", 32), ("pure_fp16", 16), ("mixed_fp16", 16), ("pure_fp8", 8), ("int8", 8)]
-)
-def test_a_choice_has_the_bits_of_the_widest_format_it_rounds_to_sums_aside(name, bits):
-    assert choice(name, flat(name), "precision").bits == bits
+def test_a_choice_has_the_bits_of_the_widest_format_besides_accumulators():
+    def bits(name, **more):
+        flat = {f"precision.{key}": value for key, value in (PRECISION[name] | more).items()}
+        return choice("", flat, "precision").bits
 
-
-def test_what_rounds_sums_alone_has_their_bits_and_rules_count():
-    sums = flat("fp32") | {"precision.accumulator": "fp16"}
-    assert choice("sums", sums, "precision").bits == 16
+    expected = {"fp32": 32, "pure_fp16": 16, "mixed_fp16": 16, "pure_fp8": 8, "int8": 8}
+    assert {name: bits(name) for name in PRECISION} == expected
+    assert bits("fp32", accumulator="fp16") == 16
     rules = [{"modules": "*", "role": "weight", "format": "e3m0"}, {"role": "accumulator", "format": "fp16"}]
-    assert choice("rules", flat("fp32") | {"precision.rules": rules}, "precision").bits == 4
-    as_recorded = '[{"modules": "*", "role": "error", "format": "e4m3"}]'
-    assert choice("rules", flat("fp32") | {"precision.rules": as_recorded}, "precision").bits == 8
+    assert bits("fp32", rules=rules) == 4
+    assert bits("fp32", rules='[{"modules": "*", "role": "error", "format": "e4m3"}]') == 8
+    assert (bits_choice(6).bits, bits_choice(None).bits, str(bits_choice(None))) == (6, 32, "fp32")
 
 
-def test_a_compressor_has_the_bits_of_its_levels_and_one_that_sends_few_values_is_no_axis_of_bits():
+def test_a_compressor_has_the_bits_of_its_levels_and_sparse_ones_are_no_axis_of_bits():
     base = {"format": "fp32", "sync._target_": "X"}
     qsgd = base | {"sync.compressor._target_": "QSGD", "sync.compressor.levels": 7}
     min_max = base | {"sync.compressor._target_": "MinMax", "sync.compressor.bits": 8}
@@ -63,14 +62,27 @@ def test_a_compressor_has_the_bits_of_its_levels_and_one_that_sends_few_values_i
     assert [choice("", row, "compressor").bits for row in (qsgd, min_max, rounded)] == [4, 8, 32]
     assert of_rows([rounded, min_max], ["rounded", "min_max"], "compressor") is not None
     assert of_rows([rounded, top_k], ["rounded", "top_k"], "compressor") is None
-    assert of_rows([rounded, rounded], ["rounded", "too"], "compressor") is None  # nobody rounds
+    silent = base | {"sync.compressor._target_": "Ternary", "sync.compressor.seed": 3}
+    assert of_rows([silent, min_max], ["ternary", "min_max"], "compressor") is None  # it could have any width
+    assert of_rows([rounded, rounded], ["rounded", "too"], "compressor") is None  # neither rounds
 
 
-def test_numbers_of_bits_are_choices_and_null_is_fp32():
-    assert (bits_choice(6).bits, bits_choice(None).bits, str(bits_choice(None))) == (6, 32, "fp32")
+def test_bits_and_order_of_formats_count_their_scales():
+    names = ["fp32", "e4m3", "dynamic_tree", "dynamic_tree_b64", "mxfp4", "made.up.NAME", "e4m33"]
+    assert [formats.bits(name) for name in names] == [32, 8, 8, 8.5, 4.25, None, None]
+    ordered = ["mxfp4", "e4m3", "dynamic_tree", "dynamic_tree_b64", "fp32"]
+    assert sorted(names[:5], key=formats.order) == ordered
+    assert formats.is_baseline("fp32") and not formats.is_baseline("linear")
+    assert not formats.is_floating("linear") and formats.is_floating("e4m3")
 
 
-def test_each_choice_has_a_row_with_its_bits_a_difference_and_a_verdict(new_sweep, report, no_pictures):
+def test_a_key_that_repeats_the_format_is_no_axis():
+    runs = {"format": ["fp32", "e4m3", "fp32"], "model.errors": ["fp32", "e4m3", "fp32"]}
+    runs["precision.errors"] = ["fp32", "e4m3", "e4m3"]
+    assert other_axes(pd.DataFrame(runs)) == ["precision.errors"]
+
+
+def test_each_choice_has_a_row_with_its_bits_and_its_verdict(new_sweep, report):
     means = {"pure_fp8": 0.93, "fp32": 0.98, "pure_fp16": 0.9805, "mixed_fp16": 0.9795, "int8": 0.981}
     made = report(fill(new_sweep(), means), formats=["csv", "md", "tex"])
     assert list(made.table["precision"]) == ["fp32", "mixed_fp16", "pure_fp16", "pure_fp8", "int8"]
@@ -79,32 +91,20 @@ def test_each_choice_has_a_row_with_its_bits_a_difference_and_a_verdict(new_swee
     assert "note: A choice of precision has the bits of the widest format that it rounds to" in made.printed
     details = pd.read_csv(made.folder / "details.csv").set_index("precision")
     assert details.loc["pure_fp8", "vs_baseline"] == pytest.approx(-0.05)
-    assert (
-        details["baseline"].fillna("").to_dict()["int8"] == "fp32" and details["verdict"].notna().sum() == 4
-    )
-    assert "against fp32" in (made.folder / "table.md").read_text(encoding="utf-8")
-    assert "against fp32" in (made.folder / "table.tex").read_text(encoding="utf-8")
+    assert details.loc["int8", "baseline"] == "fp32" and details["verdict"].notna().sum() == 4
+    for file in ("table.md", "table.tex"):
+        assert "against fp32" in (made.folder / file).read_text(encoding="utf-8")
 
 
-def test_names_of_choices_stand_on_the_axis_of_pictures(new_sweep, report):
-    made = report(fill(new_sweep(), {"fp32": 0.98, "mixed_fp16": 0.979, "pure_fp8": 0.97}), formats=["svg"])
-    drawn = {file.stem: file.read_text(encoding="utf-8") for file in made.files if file.suffix == ".svg"}
-    assert "accuracy_vs_bits" in drawn and "evidence_vs_pairs" in drawn
-    assert "pure_fp8" in drawn["accuracy_vs_bits"] and "mixed_fp16" in drawn["evidence_vs_pairs"]
+def test_a_default_choice_that_nobody_typed_is_found_by_its_formats(new_sweep, report):
+    means = {"fp32": 0.98, "pure_fp8": 0.979}
+    assert list(report(fill(new_sweep(), means, typed=("pure_fp8",))).table["precision"]) == list(means)
+    untyped = report(fill(new_sweep("untyped"), means, typed=False))
+    assert "precision" not in untyped.table.columns and "precision.activations" in untyped.table.columns
+    assert "of activations" in untyped.answers[0]
 
 
-def test_a_default_choice_that_nobody_typed_is_found_by_what_it_rounds(new_sweep, report, no_pictures):
-    made = report(fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, typed=("pure_fp8",)))
-    assert list(made.table["precision"]) == ["fp32", "pure_fp8"]
-
-
-def test_without_any_word_of_choices_the_keys_are_the_axes_as_ever(new_sweep, report, no_pictures):
-    made = report(fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, typed=False))
-    assert "precision" not in made.table.columns and "precision.activations" in made.table.columns
-    assert "of activations" in made.answers[0]
-
-
-def test_a_choice_called_as_a_format_is_has_the_bits_of_what_it_rounds(new_sweep, report, no_pictures):
+def test_a_choice_with_the_name_of_a_format_has_the_bits_of_its_own_formats(new_sweep, report):
     sweep = fill(new_sweep(), {"fp32": 0.98})
     for seed, shift in enumerate(SCATTER):
         run = sweep.add(seed=seed, accuracy=0.98 + shift, precision=PRECISION["pure_fp8"])
@@ -112,20 +112,7 @@ def test_a_choice_called_as_a_format_is_has_the_bits_of_what_it_rounds(new_sweep
     assert list(report(sweep).table["bits"]) == [32, 8]
 
 
-def test_without_fp32_the_widest_choice_is_the_baseline_and_another_can_be_asked_for(
-    new_sweep, report, no_pictures
-):
-    sweep = fill(new_sweep(), {"pure_fp16": 0.98, "mixed_fp16": 0.981, "pure_fp8": 0.979})
-    made = report(sweep)
-    assert (
-        "No value of precision is fp32, so the others are compared with the widest, mixed_fp16."
-        in made.printed
-    )
-    other = report(sweep, baseline={"precision": "pure_fp16"})
-    assert "0.5 points worse than pure_fp16" in other.answers[0]
-
-
-def test_a_key_of_the_group_that_varies_too_is_an_axis_of_its_own(new_sweep, report, no_pictures):
+def test_a_key_of_the_group_that_varies_too_is_its_own_axis(new_sweep, report):
     sweep = new_sweep()
     for name in ("fp32", "pure_fp8"):
         for activations in ("fp32", "e5m2"):
@@ -135,40 +122,21 @@ def test_a_key_of_the_group_that_varies_too_is_an_axis_of_its_own(new_sweep, rep
                 write_text(run.overrides, f"precision={name}\nprecision.activations={activations}\n")
     made = report(sweep)
     held = ["precision.activations e5m2", "precision.activations fp32"]
-    assert [each["facet"] for each in made.verdicts] == held
+    assert [facet for facet, _ in facets(made)] == held
     assert "precision.activations names formats too, but only runs with the same" in made.printed
     other = report(sweep, baseline={"precision.activations": "fp32"})
-    assert [(each["facet"], each["scaling"]) for each in other.verdicts] == [
-        ("precision fp32", "of activations"),
-        ("precision pure_fp8", "of activations"),
-    ]
+    assert facets(other) == [(f"precision {name}", "of activations") for name in ("fp32", "pure_fp8")]
 
 
-def test_bits_that_are_numbers_get_an_answer(new_sweep, report, no_pictures):
-    sweep = new_sweep()
-    for bits, mean in ((None, 0.98), (8, 0.981), (4, 0.5)):
-        for seed, shift in enumerate(SCATTER):
-            sweep.add(seed=seed, accuracy=mean + shift, precision=PRECISION["int8"] | {"weight_bits": bits})
-    made = report(sweep)
-    assert list(made.table["bits"]) == [32, 8, 4]
-    assert (made.verdicts[0]["candidate"], made.verdicts[0]["bits"]) == ("8 of weight bits", 8)
-
-
-def test_cases_without_one_called_fp32_beside_an_axis_of_bits_are_panels(new_sweep, report, no_pictures):
+def test_without_a_case_called_fp32_cases_are_facets(new_sweep, report):
     sweep = new_sweep()
     for case, momentum in (("own", 0.9), ("quasi-global", 0.0)):
-        fill(
-            sweep,
-            {"fp32": 0.98, "pure_fp8": 0.979},
-            case=case,
-            optim={"_target_": "SGD", "momentum": momentum},
-        )
-    made = report(sweep)
-    assert [each["facet"] for each in made.verdicts] == ["case own", "case quasi-global"]
-    assert made.verdicts[1]["candidate"] == "pure_fp8 of precision"
+        optim = {"_target_": "SGD", "momentum": momentum}
+        fill(sweep, {"fp32": 0.98, "pure_fp8": 0.979}, case=case, optim=optim)
+    assert facets(report(sweep)) == [(f"case {name}", "of precision") for name in ("own", "quasi-global")]
 
 
-def test_a_case_has_the_bits_of_all_that_it_rounds(new_sweep, report, no_pictures):
+def test_a_case_has_the_bits_of_all_that_it_rounds(new_sweep, report):
     sweep = new_sweep()
     for case, name, format in (
         ("fp32", "fp32", "fp32"),
@@ -176,19 +144,5 @@ def test_a_case_has_the_bits_of_all_that_it_rounds(new_sweep, report, no_picture
         ("sent", "fp32", "e3m0"),
     ):
         fill(sweep, {name: 0.98}, case=case, format=format)
-    assert dict(zip(*(report(sweep).table[key] for key in ("case", "bits")), strict=True)) == {
-        "fp32": 32,
-        "pure": 16,
-        "sent": 4,
-    }
-
-
-def test_the_search_of_an_axis_is_reported_along_it(new_sweep, report, no_pictures):
-    sweep = fill(new_sweep(), {"fp32": 0.98, "pure_fp8": 0.979}, format="e5m2")
-    fill(sweep, {"fp32": 0.981}, format="fp32")
-    search = {"tolerance": 1, "axis": "precision", "baseline": {"precision": "fp32", "format": "fp32"}}
-    write_text(sweep.dir.manifest, yaml.safe_dump({"runs": [], "search": search}))
-    made = report(sweep)
-    assert "at most 1 point worse than fp32 with format fp32" in made.answers[0]
-    assert made.verdicts[0]["candidate"] == "pure_fp8 of precision"
-    assert "The baseline is fp32 with format fp32." in made.printed
+    table = report(sweep).table.set_index("case")
+    assert table["bits"].to_dict() == {"fp32": 32, "pure": 16, "sent": 4}

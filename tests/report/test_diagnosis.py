@@ -1,4 +1,4 @@
-"""What a run lost and when, how it comparison, and what its neighbours measured."""
+"""What a run lost and when, how it compares with its baseline, and what runs with one other setting measured."""
 
 import math
 from dataclasses import replace
@@ -53,55 +53,47 @@ def pairs(new_sweep) -> tuple[Sweep, dict]:
     return sweep, runs
 
 
-def test_a_run_stands_against_the_baseline_of_its_seed_or_else_against_the_mean(pairs):
+def test_a_run_is_compared_with_the_baseline_of_its_seed_or_else_with_the_mean(pairs):
     sweep, runs = pairs
     study = read_study([sweep.dir])
     lost = compare_run(study, runs["lost"])
     assert (lost.verdict, lost.same_seed, lost.baseline.name) == (RunVerdict.WORSE, True, runs["fp32"].name)
-    assert lost.lost == pytest.approx(0.87)
-    assert (
-        rendered._line("gap", study=study, comparison=lost)
-        == "87.0 points worse than fp32 (test accuracy 11.0 % against 98.0 %, the same seed)"
-    )
-    assert rendered.by_chance(study, lost) is None
-    assert compare_run(study, runs["scaled"]).verdict is RunVerdict.WITHIN
-    chance = rendered.by_chance(study, compare_run(study, runs["scaled"]))
-    assert chance == {"count": 10, "samples": 10_000}
+    assert lost.lost == pytest.approx(0.87) and rendered.by_chance(study, lost) is None
+    gap = rendered._line("gap", study=study, comparison=lost)
+    assert gap == "87.0 points worse than fp32 (test accuracy 11.0 % against 98.0 %, the same seed)"
+    scaled = compare_run(study, runs["scaled"])
+    assert scaled.verdict is RunVerdict.WITHIN
+    assert rendered.by_chance(study, scaled) == {"count": 10, "samples": 10_000}
     assert compare_run(study, runs["fp32"]).verdict is RunVerdict.BASELINE
     other = compare_run(study, runs["other seed"])
     assert (other.same_seed, other.baseline_value) == (False, pytest.approx(0.985))
 
 
-def test_runs_beside_differ_in_one_knob_alone_and_of_formats_the_narrowest_wider_one_counts(pairs):
+def test_neighbors_differ_in_one_setting_or_are_of_the_next_wider_format(pairs):
     sweep, runs = pairs
     study = read_study([sweep.dir])
-    found = find_neighbors(study, runs["lost"], compare_run(study, runs["lost"]))
+    lost = compare_run(study, runs["lost"])
+    found = find_neighbors(study, runs["lost"], lost)
     assert [(one.tunable, one.words, one.run.name) for one in found] == [
         ("APS", ["aps=true"], runs["scaled"].name),
         ("format", ["format=e4m0"], runs["wide"].name),
     ]
-    lost = compare_run(study, runs["lost"])
     assert [is_improvement(study, lost, one) for one in found] == [True, True]
     assert not is_improvement(study, lost, replace(found[1], comparison=replace(lost, lost=0.75)))
-    text = rendered._line(
-        "measured",
-        study=study,
-        neighbor=found[0],
-        reason=find_reason(gradient_statistics(rows_of(runs["lost"]))),
-    )
-    assert text == (
+    reason = find_reason(gradient_statistics(rows_of(runs["lost"])))
+    assert rendered._line("measured", study=study, neighbor=found[0], reason=reason) == (
         "aps=true: the run reaches 97.9 %, within 0.5 points of fp32, and its sum's error goes from 65 % to 10 % "
         "(measured)"
     )
 
 
-def test_a_mend_that_is_no_axis_of_the_baseline_is_held_against_the_same_baseline(new_sweep):
-    sweep, nearest, drawn = new_sweep(), {"rounding": "nearest_even"}, {"rounding": "stochastic"}
+def test_a_neighbor_whose_setting_does_not_affect_the_baseline_has_the_same_baseline(new_sweep):
+    sweep, nearest, stochastic = new_sweep(), {"rounding": "nearest_even"}, {"rounding": "stochastic"}
     sweep.add("fp32", accuracy=0.98, sync=nearest)
     lost = sweep.add("e3m0", accuracy=0.11, sync=nearest, rows=LOST)
-    mended = sweep.add("e3m0", accuracy=0.95, sync=drawn, rows=SCALED)
+    better = sweep.add("e3m0", accuracy=0.95, sync=stochastic, rows=SCALED)
     study = read_study([sweep.dir])
-    comparison = compare_run(study, mended)
+    comparison = compare_run(study, better)
     assert (comparison.verdict, comparison.lost) == (RunVerdict.WORSE, pytest.approx(0.03))
     [found] = find_neighbors(study, lost, compare_run(study, lost))
     assert (found.words, found.comparison.lost) == (["sync.rounding=stochastic"], pytest.approx(0.03))
@@ -110,30 +102,23 @@ def test_a_mend_that_is_no_axis_of_the_baseline_is_held_against_the_same_baselin
     assert (alone.verdict, alone.problem) == (RunVerdict.OPEN, BaselineProblem(BaselineFlaw.NOT_FINISHED))
 
 
-def test_the_layers_that_lose_most_come_first_and_the_course_is_told(pairs):
+def test_the_layers_that_lose_most_come_first(pairs):
     found = find_reason(gradient_statistics(rows_of(pairs[1]["lost"])))
     assert (found.cause, [one.name for one in found.worst]) == (Cause.UNDERFLOW, ["a", "b"])
     assert found.statistics.sum_error == pytest.approx((1 + 0.3) / 2)
-    assert found.statistics.by_epoch(lambda moment: moment.sum_error) == {
-        1: pytest.approx(0.6),
-        2: pytest.approx(0.7),
-    }
-    assert (
-        rendered._line("when", course=rendered._course(found))
-        == "the sum's error is present throughout: 60 % in epoch 1, 70 % in epoch 2"
-    )
-    text = _cause(found, aps=False, workers=8)
+    assert found.statistics.by_epoch(lambda moment: moment.sum_error) == pytest.approx({1: 0.6, 2: 0.7})
+    when = rendered._line("when", course=rendered._course(found))
+    assert when == "the sum's error is present throughout: 60 % in epoch 1, 70 % in epoch 2"
+
+    def cause(*, aps, workers):
+        setting = rendered._setting(found, aps, workers, {"order": "rank"})
+        return rendered._line("cause", reason=found, setting=setting)
+
+    text = cause(aps=False, workers=8)
     assert "74 % of the gradients that workers send become 0 in e3m0, and the sum is wrong by 65 %" in text
     assert text.endswith("e3m0 represents 2^-2 to 2^3, and the gradients range from 2^-20 to 2^-6")
-    scaled = _cause(found, aps=True, workers=64)
-    assert scaled.endswith(
-        "of the 6 powers of two of e3m0, APS keeps 6 free for the sum of 64 workers, which leaves 0"
-    )
-
-
-def _cause(found, *, aps, workers):
-    setting = rendered._setting(found, aps, workers, {"order": "rank"})
-    return rendered._line("cause", reason=found, setting=setting)
+    ending = "of the 6 powers of two of e3m0, APS keeps 6 free for the sum of 64 workers, which leaves 0"
+    assert cause(aps=True, workers=64).endswith(ending)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +131,12 @@ def _cause(found, *, aps, workers):
         ({"format": "fp32"}, Cause.EXACT),
     ],
 )
-def test_the_cause_is_what_takes_the_sum_away(new_sweep, values, cause):
+def test_the_cause_is_the_largest_part_of_the_error(new_sweep, values, cause):
     run = new_sweep().add("e3m0", rows=[row(1, a=layer(**values))])
     assert find_reason(gradient_statistics(rows_of(run))).cause is cause
 
 
-def test_what_is_damaged_says_nothing_and_the_first_epoch_that_was_not_finite_is_named(new_sweep):
+def test_damaged_rows_are_skipped_and_the_first_epoch_that_was_not_finite_is_found(new_sweep):
     sweep = new_sweep()
     odd = sweep.add("e3m0", rows=[{"epoch": 1, "layers": {"a": 3, "b": {"sum_error": "x"}}}, {"layers": 1}])
     found = gradient_statistics(rows_of(odd))
@@ -162,19 +147,17 @@ def test_what_is_damaged_says_nothing_and_the_first_epoch_that_was_not_finite_is
     assert (first.epoch, first.elements, first.layers) == (2, 7, ["a"])
 
 
-def test_powers_of_two_that_a_format_reaches_of_those_that_a_layer_spans(new_sweep):
+def test_the_binades_of_a_layer_that_a_format_represents(new_sweep):
     rows = [row(1, a=layer(exponent_min=-10, exponent_max=-1))]
     found = gradient_statistics(rows_of(new_sweep().add("e3m0", rows=rows)))
     assert exponent_range("e3m0") == (-2, 3) and exponent_range("mxfp8_e4m3") is None
     assert represented_binades(found, "e3m0", 8, scaled=False) == (2, 10)  # 2^-2 and 2^-1
-    assert represented_binades(found, "e3m0", 8, scaled=True) == (
-        2,
-        10,
-    )  # 6, less 1 for rounding up and 3 for the sum of 8
+    # of 6 binades, one is for rounding up and 3 are for the sum of 8
+    assert represented_binades(found, "e3m0", 8, scaled=True) == (2, 10)
     assert represented_binades(found, "e3m0", 2, scaled=True) == (4, 10)
 
 
-def test_chains_are_those_of_the_orders():
+def test_the_longest_chain_is_that_of_the_order():
     for order in ("rank", "ring", "hierarchical", "tree", "exact", "aligned_9"):
         for workers in (2, 3, 8, 12, 13, 64, 100):
             sync = {"order": order, "group_size": "auto"}
@@ -182,18 +165,17 @@ def test_chains_are_those_of_the_orders():
     assert group_size({"group_size": 4}, 16) == 4 and longest_chain({"order": "native"}, 8) is None
 
 
-def test_a_run_that_goes_on_stands_against_its_baseline_in_the_same_epoch(pairs):
+def test_a_running_run_is_compared_with_the_same_epoch_of_its_baseline(pairs):
     sweep, _ = pairs
     rows = [{"epoch": n, "test_accuracy": 0.5 + 0.1 * n} for n in (1, 2, 3)]
     sweep.add("fp32", seed=9, accuracy=0.98, rows=rows)
-    going = sweep.add("e3m0", seed=9, status=None, rows=[{"epoch": 1, "test_accuracy": 0.1}, LOST[0]])
-    comparison = compare_run(read_study([sweep.dir]), going)
+    running = sweep.add("e3m0", seed=9, status=None, rows=[{"epoch": 1, "test_accuracy": 0.1}, LOST[0]])
+    comparison = compare_run(read_study([sweep.dir]), running)
     assert (comparison.verdict, comparison.epoch, comparison.same_seed) == (RunVerdict.WORSE, 1, True)
     assert (comparison.value, comparison.baseline_value) == (0.1, pytest.approx(0.6))
 
 
-def test_the_page_says_of_each_group_that_is_worse_why(pairs, report, no_pictures):
-    made = report(pairs[0], formats=["html"])
-    page = (made.folder / "report.html").read_text(encoding="utf-8")
+def test_the_page_explains_each_group_that_is_worse(pairs, report):
+    page = (report(pairs[0], formats=["html"]).folder / "report.html").read_text(encoding="utf-8")
     assert '<table id="why">' in page and "74 % of the gradients that workers send become 0 in e3m0" in page
     assert "aps=true: the run reaches 97.9 %, within 0.5 points of fp32" in page

@@ -1,4 +1,4 @@
-"""What TensorBoard, MLflow and Weights & Biases read back."""
+"""Exports as TensorBoard, MLflow and Weights & Biases read them."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ import pytest
 
 from cpdrun.report import ReportUsageError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
+CURVE = [(i, pytest.approx(0.3 * i + 0.01)) for i in (1, 2, 3)]
 
 
 @pytest.fixture
@@ -21,15 +21,8 @@ def trained(new_sweep):
             {"epoch": i, "test_accuracy": 0.3 * i + 0.01 * seed, "train_loss": None, "note": "x"}
             for i in (1, 2, 3)
         ]
-        sweep.add(
-            "e3m0",
-            aps=True,
-            seed=seed,
-            accuracy=0.9,
-            rows=rows,
-            name=f"run{seed}",
-            **{"a b$<>'": "50%_of_data"},
-        )
+        config = {"name": f"run{seed}", "a b$<>'": "50%_of_data"}
+        sweep.add("e3m0", aps=True, seed=seed, accuracy=0.9, rows=rows, **config)
     sweep.add("e3m0", seed=7, status=None)
     return sweep
 
@@ -45,9 +38,7 @@ def test_tensorboard(trained, report):
     log = EventAccumulator(str(folders[1]))
     log.Reload()
     assert log.Tags()["scalars"] == ["test_accuracy"]
-    assert [(event.step, event.value) for event in log.Scalars("test_accuracy")] == [
-        (i, pytest.approx(0.3 * i + 0.01)) for i in (1, 2, 3)
-    ]
+    assert [(event.step, event.value) for event in log.Scalars("test_accuracy")] == CURVE
     assert "_hparams_/session_start_info" in log.summary_metadata
 
 
@@ -65,13 +56,11 @@ def test_mlflow(trained, report, monkeypatch):
     assert [run.info.run_name for run in runs] == ["run0", "run1"]
     assert runs[1].data.params["format"] == "e3m0" and runs[1].data.params["a b____"] == "50%_of_data"
     history = client.get_metric_history(runs[1].info.run_id, "test_accuracy")
-    assert [(point.step, point.value) for point in history] == [
-        (i, pytest.approx(0.3 * i + 0.01)) for i in (1, 2, 3)
-    ]
+    assert [(point.step, point.value) for point in history] == CURVE
 
 
 def wandb_records(file: Path) -> list:
-    """LevelDB's log format: blocks of 32 KiB; a record's parts have a checksum, a length and say which they are."""
+    """Read LevelDB's log format: blocks of 32 KiB, and parts of records with checksum, length and kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, parts, records = file.read_bytes(), 7, [], []
@@ -90,9 +79,7 @@ def wandb_records(file: Path) -> list:
 
 def test_wandb(trained, report, monkeypatch):
     pytest.importorskip("wandb", reason="needs the extra `wandb`")
-    monkeypatch.setenv(
-        "WANDB__SERVICE_WAIT", "250"
-    )  # seconds; the default of 30 is too short on a busy machine
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "250")  # the default of 30 s is too short on a busy machine
     for _ in range(2):  # a second export replaces the first
         made = report(trained, export_to=["wandb"])
     files = sorted((made.folder / "wandb").glob("offline-run-*/run-*.wandb"))
@@ -106,9 +93,7 @@ def test_wandb(trained, report, monkeypatch):
         found[run.display_name] = {x.key: json.loads(x.value_json) for x in run.config.update}, history
     config, history = found["run1"]
     assert config["format"] == "e3m0" and config["a b$<>'"] == "50%_of_data"
-    assert [(row["_step"], row["test_accuracy"]) for row in history] == [
-        (i, pytest.approx(0.3 * i + 0.01)) for i in (1, 2, 3)
-    ]
+    assert [(row["_step"], row["test_accuracy"]) for row in history] == CURVE
 
 
 def test_an_unknown_tool_is_refused_before_anything_is_written(trained, report):

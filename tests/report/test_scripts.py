@@ -1,15 +1,14 @@
-"""Reports of runs of a user's script: first tries, and what its accuracies are."""
+"""Reports on runs of a user's script: first tries, and accuracies without a declared unit."""
 
 from cpdrun.report.answers_text import headline, notes
 from cpdrun.report.study_text import may_be_share, question_notes
 from cpdrun.study.reader import read_study
 
-MORE = {"higher_is_better": True, "shown": "plain", "of_samples": False}
-
 
 def add(sweep, format, seed, accuracy, *, pattern="acc ([0-9.]+)", metric="val_acc", **how):
     script = {"path": "train.py", "metrics": {metric: pattern}, "metric": None}
-    done = {"judged_by": metric, "measures": {metric: MORE}}
+    measure = {"higher_is_better": True, "shown": "plain", "of_samples": False}
+    done = {"judged_by": metric, "measures": {metric: measure}}
     sweep.add(format, seed=seed, metrics={metric: accuracy}, done=done, script=script, world_size=1, **how)
 
 
@@ -20,7 +19,7 @@ def trained(sweep, scale=1.0):
     return sweep
 
 
-def test_a_first_try_with_another_pattern_is_no_row_and_no_axis(new_sweep):
+def test_a_failed_first_try_with_another_pattern_is_no_row_and_no_axis(new_sweep):
     sweep = trained(new_sweep())
     for format in ("fp32", "e4m3"):
         failed = {"status": None, "outcome": "failed", "name": f"first-{format}"}
@@ -29,22 +28,15 @@ def test_a_first_try_with_another_pattern_is_no_row_and_no_axis(new_sweep):
     assert study.axes == [] and [len(group.values) for group in study.groups] == [3, 3]
     assert "No finished run" not in " ".join(headline(study)[0])
     assert any("first-fp32" in line for line in notes(study, [sweep.dir]))
+    add(sweep, "e3m0", 0, None, status=None, outcome="failed")  # a format that always fails keeps its row
+    assert {group.keys["format"] for group in read_study([sweep.dir]).groups} == {"e3m0", "e4m3", "fp32"}
 
 
-def test_a_format_that_always_fails_keeps_its_row(new_sweep):
-    sweep = trained(new_sweep())
-    add(sweep, "e3m0", 0, None, status=None, outcome="failed")
-    assert sorted(group.keys["format"] for group in read_study([sweep.dir]).groups) == [
-        "e3m0",
-        "e4m3",
-        "fp32",
-    ]
-
-
-def test_an_accuracy_between_0_and_1_is_said_to_be_taken_as_it_stands(new_sweep):
-    study = read_study([trained(new_sweep("a")).dir])
+def test_an_accuracy_between_0_and_1_may_be_a_share(new_sweep):
+    folder = trained(new_sweep("a")).dir
+    study = read_study([folder])
     assert may_be_share(study)
     assert "If it is a share, type --metric val_acc:share;" in " ".join(question_notes(study))
-    shared = read_study([trained(new_sweep("b")).dir], metric="val_acc:share")
+    shared = read_study([folder], metric="val_acc:share")
     assert shared.metric.is_fraction and shared.tolerance == 0.5 and not may_be_share(shared)
     assert not may_be_share(read_study([trained(new_sweep("c"), scale=100).dir]))

@@ -1,4 +1,4 @@
-"""What a sweep says at its end: which differences its seeds can settle, and when the test set is the limit."""
+"""The end of a sweep: which differences its seeds can settle, and when the test set is the limit."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def noisy(new_sweep):
     return sweep
 
 
-def test_the_noise_is_that_of_all_candidates_together(noisy):
+def test_the_noise_is_pooled_over_all_candidates(noisy):
     study = read_study([noisy.dir])
     power = seed_power(study)
     deviations = [judged.judgement.deviation for judged in study.judged.values()]
@@ -49,36 +49,24 @@ def test_the_noise_is_that_of_all_candidates_together(noisy):
     assert math.isnan(power.test_set_settles) and not power.limited_by_test_set
 
 
-def with_moments(pairs: int, deviation: float) -> list[float]:
-    """Differences with mean 0 and this standard deviation."""
-    values = np.arange(pairs) - (pairs - 1) / 2
-    return (values / values.std(ddof=1) * deviation).tolist()
-
-
-def test_a_candidate_that_equals_its_baseline_is_certified_from_the_said_margin_on(noisy):
+def test_a_candidate_that_equals_its_baseline_is_certified_at_the_given_margin_and_pairs(noisy):
     study = read_study([noisy.dir])
     power = seed_power(study)
-    certify = max(10 ** -judged.enough[0] for judged in study.judged.values())
-    assert len({judged.enough for judged in study.judged.values()}) == 1
-    levels = {"certify": certify, "refute": certify, "confidence": 0.95}
-    gaps = with_moments(SEEDS, power.deviation)
-    # only the interval after the last pair counts, because earlier ones see less of the spread
-    assert judge(gaps, power.settles * 1.001, **levels).log_certify >= math.log(1 / certify)
-    assert trace_of(gaps, power.settles * 0.999, levels) < -math.log10(certify)
-    enough = with_moments(power.pairs_needed, power.deviation)
-    too_few = with_moments(power.pairs_needed - 1, power.deviation)
-    assert (
-        trace_of(enough, power.margin, levels)
-        >= -math.log10(certify)
-        > trace_of(too_few, power.margin, levels)
-    )
+    (enough,) = {judged.enough for judged in study.judged.values()}
+    certify = 10 ** -enough[0]
+
+    def evidence(pairs, margin):
+        """Of differences with mean 0 and the pooled deviation. Only the evidence after the last pair counts."""
+        values = np.arange(pairs) - (pairs - 1) / 2
+        gaps = (values / values.std(ddof=1) * power.deviation).tolist()
+        return judge(gaps, margin, certify=certify, refute=certify, confidence=0.95).trace[-1]
+
+    assert evidence(SEEDS, power.settles * 1.001) >= enough[0] > evidence(SEEDS, power.settles * 0.999)
+    needed = power.pairs_needed
+    assert evidence(needed, power.margin) >= enough[0] > evidence(needed - 1, power.margin)
 
 
-def trace_of(gaps, margin, levels):
-    return judge(gaps, margin, **levels).trace[-1]
-
-
-def test_broken_and_identical_candidates_are_no_noise(noisy):
+def test_broken_and_identical_candidates_do_not_add_noise(noisy):
     before = seed_power(read_study([noisy.dir]))
     for seed in range(SEEDS):
         noisy.add("e3m0", seed=seed, accuracy=0.5 + 0.001 * seed)
@@ -96,7 +84,7 @@ def test_broken_and_identical_candidates_are_no_noise(noisy):
 
 
 @pytest.mark.parametrize("formats", [("fp32",), ("e4m3", "e5m2"), ("fp32", "e4m3")])
-def test_nothing_is_compared(new_sweep, formats):
+def test_without_two_pairs_there_is_no_power(new_sweep, formats):
     sweep = new_sweep()
     for format in formats:
         for seed in range(1 if "fp32" in formats and len(formats) > 1 else 3):
@@ -127,70 +115,32 @@ def test_the_test_set_is_the_limit_if_its_lasting_error_exceeds_the_margin(new_s
     )
 
 
-EQUAL = "For a candidate exactly as good as the baseline"
-POINTS, LOSS = Metric("test_accuracy", ACCURACY), Metric("test_loss", NATS)
-POWER = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
+def test_the_sentences(snapshot):
+    points, loss = Metric("test_accuracy", ACCURACY), Metric("test_loss", NATS)
+    power = SeedPower("test_accuracy", 3, 2, 0.011, 0.0463, 0.01, 15, 360, math.nan)
+    cases = [
+        ({}, points),
+        ({"margin": 0.005, "pairs_needed": 50}, points),
+        ({"margin": 0.001, "pairs_needed": None}, points),
+        ({"pairs": 2, "settles": math.inf}, points),
+        ({"settles": 0.004}, points),
+        ({"test_set_settles": 0.0123}, points),
+        ({"settles": 0.0537, "margin": 0.02, "pairs_needed": 7}, loss),
+        ({"margin": math.nan, "pairs_needed": None}, loss),
+    ]
+    lines = [f"{changed}: {seed_power_text(replace(power, **changed), metric)}" for changed, metric in cases]
+    snapshot("seed_power", "\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize(
-    ("power", "metric", "said"),
-    [
-        (
-            POWER,
-            POINTS,
-            f"{EQUAL}, 3 seeds are enough for a margin of 4.6 points; 1 point takes about 15 seeds.",
-        ),
-        (
-            replace(POWER, margin=0.005, pairs_needed=50),
-            POINTS,
-            f"{EQUAL}, 3 seeds are enough for a margin of 4.6 points; 0.5 points take about 50 seeds.",
-        ),
-        (
-            replace(POWER, margin=0.001, pairs_needed=None),
-            POINTS,
-            f"{EQUAL}, 3 seeds are enough for a margin of 4.6 points; 0.1 points take more than 1,000 seeds.",
-        ),
-        (
-            replace(POWER, pairs=2, settles=math.inf),
-            POINTS,
-            f"{EQUAL}, 2 seeds are not enough for any margin; 1 point takes about 15 seeds.",
-        ),
-        (
-            replace(POWER, settles=0.004),
-            POINTS,
-            f"{EQUAL}, 3 seeds are enough for a margin of 0.4 points; the margin is 1 point.",
-        ),
-        (
-            replace(POWER, test_set_settles=0.0123),
-            POINTS,
-            "360 test samples cannot settle 1 point with any number of seeds, only differences of about 1.2 points.",
-        ),
-        (
-            replace(POWER, settles=0.0537, margin=0.02, pairs_needed=7),
-            LOSS,
-            f"{EQUAL}, 3 seeds are enough for a margin of 0.054; 0.02 takes about 7 seeds.",
-        ),
-        (
-            replace(POWER, margin=math.nan, pairs_needed=None),
-            LOSS,
-            f"{EQUAL}, 3 seeds are enough for a margin of 0.046.",
-        ),
-    ],
-)
-def test_the_sentence(power, metric, said):
-    assert seed_power_text(power, metric) == said
-
-
-def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
+def test_a_sweep_prints_and_returns_its_power(tmp_path, capsys):
     typed = ("exp=digits_bits", "format=fp32,e4m3", "aps=false", "seed=0,1,2", f"results_dir={tmp_path}")
     sweep = plan(typed)
     for run in sweep.runs:
         folder = sweep.directory.run(run.name)
         folder.path.mkdir(parents=True)
         write_text(folder.config, yaml.safe_dump(run.config))
-        accuracy = (
-            0.95 + 0.01 * run.config["seed"] + (run.config["format"] == "e4m3") * 0.001 * run.config["seed"]
-        )
+        seed = run.config["seed"]
+        accuracy = 0.95 + 0.01 * seed + (run.config["format"] == "e4m3") * 0.001 * seed
         done = {"status": "finished", "metrics": {"test_accuracy": accuracy}, "num_classes": 10}
         write_json(folder.done, done | {"test_samples": 360})
     write_manifest(sweep)
@@ -198,7 +148,9 @@ def test_a_sweep_says_it_at_its_end_and_to_programs(tmp_path, capsys):
     counts, nothing, verdict, *_, said, last = capsys.readouterr().out.splitlines()
     assert counts.endswith("6 done, 0 to run") and nothing == "Nothing to do."
     assert verdict.startswith("OPEN: no format without APS is certified")
-    assert said.startswith(f"{EQUAL}, 3 seeds are enough for a margin of ")
+    assert said.startswith(
+        "For a candidate exactly as good as the baseline, 3 seeds are enough for a margin of "
+    )
     assert last == f"For the report: cpdrun report {sweep.directory.path}"
     assert main(["sweep", *typed, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -23,8 +23,14 @@ needs_browser = pytest.mark.skipif(
 FORMATS = ("fp32", "e5m2", "e4m3", "e3m4", "e3m2")
 
 
+@pytest.fixture(scope="module")
+def page():
+    with browser.start(PROGRAM) as page:
+        yield page
+
+
 @pytest.fixture(autouse=True)
-def one_plot(monkeypatch):
+def one_plot(monkeypatch, pictures):
     """Draw one plot, because drawing takes most of the time."""
     from cpdrun.report import plots
 
@@ -47,7 +53,7 @@ def running(new_sweep):
 
 @pytest.fixture
 def serve():
-    """Start a server of the report of a sweep and return its port."""
+    """Start a server of the report of a sweep and return its port. `serve.stop()` ends the servers."""
     servers = []
 
     def start(sweep, **options) -> int:
@@ -56,10 +62,15 @@ def serve():
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return server.server_port
 
+    def stop():
+        while servers:
+            server = servers.pop()
+            server.shutdown()
+            server.server_close()
+
+    start.stop = stop
     yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    stop()
 
 
 def get(port: int, path: str = "/", **headers: str) -> http.client.HTTPResponse:
@@ -78,7 +89,7 @@ def finish(sweep, format: str, seed: int, accuracy: float) -> None:
     run.path.rename(there)
 
 
-def wait_for(page, expression: str, patience_s: float = 90) -> None:
+def wait_for(page, expression: str, patience_s: float = 120) -> None:
     deadline = time.monotonic() + patience_s
     while not page.run(expression):
         assert time.monotonic() < deadline, expression
@@ -86,87 +97,74 @@ def wait_for(page, expression: str, patience_s: float = 90) -> None:
 
 
 @needs_browser
-def test_a_run_that_ends_appears_and_the_order_the_filters_and_the_position_stay(running, serve):
+def test_a_finished_run_appears_and_order_filters_and_position_stay(running, serve, page):
     port = serve(running)
-    with browser.start(PROGRAM) as page:
-        page.call(
-            "Emulation.setDeviceMetricsOverride", width=1000, height=300, deviceScaleFactor=1, mobile=False
-        )
-        page.navigate(f"http://localhost:{port}/")
-        assert "10 of 12 runs have ended" in page.run("document.querySelector('.progress').textContent")
-        page.click("#means th:nth-child(1) button")
-        page.click("#means th:nth-child(1) button")
-        headings = page.run("[...document.querySelectorAll('#means th')].map(h => h.textContent)")
-        accuracy = headings.index("test accuracy, %")
-        page.run(f"document.getElementById('means-column-{accuracy}').focus()")
-        page.call("Input.insertText", text="< 97.5")
-        shown = (
-            "[...document.querySelectorAll('#means tbody tr')].filter(r => !r.hidden)"
-            ".map(r => r.cells[0].textContent)"
-        )
-        assert page.run(shown) == ["e5m2", "e4m3", "e3m4", "e3m2"]
-        page.run("document.getElementById('runs-details').open = true")
-        page.run("document.getElementById('runs-details').scrollIntoView()")
-        place = "document.getElementById('runs-details').getBoundingClientRect().top"
-        before = page.run(place)
+    size = {"width": 1000, "height": 300, "deviceScaleFactor": 1, "mobile": False}
+    page.call("Emulation.setDeviceMetricsOverride", **size)
+    page.navigate(f"http://localhost:{port}/")
+    assert "10 of 12 runs have ended" in page.run("document.querySelector('.progress').textContent")
+    page.click("#means th:nth-child(1) button")
+    page.click("#means th:nth-child(1) button")
+    headings = page.run("[...document.querySelectorAll('#means th')].map(h => h.textContent)")
+    accuracy = headings.index("test accuracy, %")
+    page.run(f"document.getElementById('means-column-{accuracy}').focus()")
+    page.call("Input.insertText", text="< 97.5")
+    shown = "[...document.querySelectorAll('#means tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
+    assert page.run(shown) == ["e5m2", "e4m3", "e3m4", "e3m2"]
+    page.run("document.getElementById('runs-details').open = true")
+    page.run("document.getElementById('runs-details').scrollIntoView()")
+    place = "document.getElementById('runs-details').getBoundingClientRect().top"
+    before = page.run(place)
 
-        finish(running, "e3m0", 0, accuracy=0.9)
-        wait_for(page, "document.querySelector('.progress').textContent.includes('11 of 12')")
-        assert page.run(shown) == ["e5m2", "e4m3", "e3m4", "e3m2", "e3m0"]
-        assert page.run("document.querySelector('#means th').ariaSort") == "descending"
-        assert page.run("document.getElementById('runs-details').open")
-        assert abs(page.run(place) - before) <= 2
-        assert page.run("document.activeElement.id") == f"means-column-{accuracy}"
-        page.call("Input.insertText", text=" ")  # at the end, where the cursor was
-        assert page.run("document.activeElement.value") == "< 97.5 "
+    finish(running, "e3m0", 0, accuracy=0.9)
+    wait_for(page, "document.querySelector('.progress').textContent.includes('11 of 12')")
+    assert page.run(shown) == ["e5m2", "e4m3", "e3m4", "e3m2", "e3m0"]
+    assert page.run("document.querySelector('#means th').ariaSort") == "descending"
+    assert page.run("document.getElementById('runs-details').open")
+    assert abs(page.run(place) - before) <= 2
+    assert page.run("document.activeElement.id") == f"means-column-{accuracy}"
+    page.call("Input.insertText", text=" ")  # at the end, where the cursor was
+    assert page.run("document.activeElement.value") == "< 97.5 "
 
-        finish(running, "e3m0", 1, accuracy=0.9)
-        wait_for(page, "document.querySelector('.progress').textContent.includes('Nothing is left to run')")
-        assert page.run("[...document.querySelectorAll('#runs tbody tr')].length") == 12
-        requests = [url for url in page.complaints() if not url.startswith(f"http://localhost:{port}/")]
-        assert requests == []
+    finish(running, "e3m0", 1, accuracy=0.9)
+    wait_for(page, "document.querySelector('.progress').textContent.includes('Nothing is left to run')")
+    assert page.run("[...document.querySelectorAll('#runs tbody tr')].length") == 12
+    assert [url for url in page.complaints() if not url.startswith(f"http://localhost:{port}/")] == []
 
 
 @needs_browser
-def test_every_column_sorts_and_filters(running, serve):
-    with browser.start(PROGRAM) as page:
-        page.navigate(f"http://localhost:{serve(running)}/")
-        for table in ("means", "runs"):
-            headings = page.run(f"[...document.querySelectorAll('#{table} th')].map(h => h.textContent)")
-            for i, heading in enumerate(headings):
-                sorted_ = f"document.querySelectorAll('#{table} th')[{i}]"
-                page.click(f"#{table} th:nth-child({i + 1}) button")
-                assert page.run(f"{sorted_}.ariaSort") == "ascending", heading
-                text = page.run(f"document.querySelector('#{table} tbody tr').cells[{i}].textContent")
-                shown = page.run(
-                    f"""(() => {{ const input = document.getElementById('{table}-column-{i}');
-                    const type = (text) => {{
-                        input.value = text; input.dispatchEvent(new Event('input', {{ bubbles: true }})) }};
-                    type({text!r});
-                    const rows = [...document.querySelectorAll('#{table} tbody tr')].filter(row => !row.hidden);
-                    const cells = rows.map(row => row.cells[{i}].textContent);
-                    type('nothing has these words');
-                    const others = [...document.querySelectorAll('#{table} tbody tr')].filter(row => !row.hidden);
-                    type('');
-                    return [cells, others.length] }})()"""
-                )
-                assert shown[0] and all(text in cell for cell in shown[0]) and shown[1] == 0, heading
-            assert page.run(f"[...document.querySelectorAll('#{table} tbody tr')].every(r => !r.hidden)")
+def test_a_page_whose_server_has_ended_says_so(running, serve, page):
+    page.navigate(f"http://127.0.0.1:{serve(running)}/")
+    serve.stop()
+    wait_for(page, "document.getElementById('live').textContent.includes('has ended')")
+    assert page.run("document.querySelectorAll('#means tbody tr').length") == 5
 
 
 @needs_browser
-def test_a_page_whose_server_has_ended_says_so(running):
-    server = live_server([running.dir], ReportOptions())
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    with browser.start(PROGRAM) as page:
-        page.navigate(f"http://127.0.0.1:{server.server_port}/")
-        server.shutdown()
-        server.server_close()
-        wait_for(page, "document.getElementById('live').textContent.includes('has ended')")
-        assert page.run("document.querySelectorAll('#means tbody tr').length") == 5
+def test_every_column_sorts_and_filters(running, serve, page):
+    page.navigate(f"http://localhost:{serve(running)}/")
+    for table in ("means", "runs"):
+        headings = page.run(f"[...document.querySelectorAll('#{table} th')].map(h => h.textContent)")
+        for i, heading in enumerate(headings):
+            page.click(f"#{table} th:nth-child({i + 1}) button")
+            assert page.run(f"document.querySelectorAll('#{table} th')[{i}].ariaSort") == "ascending", heading
+            text = page.run(f"document.querySelector('#{table} tbody tr').cells[{i}].textContent")
+            cells, others = page.run(
+                f"""(() => {{ const input = document.getElementById('{table}-column-{i}');
+                const type = (text) => {{
+                    input.value = text; input.dispatchEvent(new Event('input', {{ bubbles: true }}));
+                    return [...document.querySelectorAll('#{table} tbody tr')].filter(row => !row.hidden) }};
+                const cells = type({text!r}).map(row => row.cells[{i}].textContent);
+                const others = type('nothing has these words').length;
+                type('');
+                return [cells, others] }})()"""
+            )
+            assert cells and all(text in cell for cell in cells) and others == 0, heading
+        assert page.run(f"[...document.querySelectorAll('#{table} tbody tr')].every(r => !r.hidden)")
 
 
-def test_only_this_machine_and_only_the_page(running, serve):
+def test_only_the_page_is_served_and_only_to_this_machine(running, serve):
+    before = sorted(running.dir.path.rglob("*"))
     port = serve(running)
     answer = get(port)
     text = answer.read().decode()
@@ -177,28 +175,17 @@ def test_only_this_machine_and_only_the_page(running, serve):
         assert get(port, Host=host).status == 404, host
     for path in ("/sweep.yaml", "/../sweep.yaml", "/report.html", "/%2e%2e/sweep.yaml"):
         assert get(port, path).status == 404, path
+    assert get(port, **{"If-None-Match": answer.headers["ETag"]}).status == 304
+    assert sorted(running.dir.path.rglob("*")) == before, "nothing is written"
 
 
-def test_an_unchanged_page_is_not_sent_again_and_nothing_is_written(running, serve):
-    before = sorted(running.dir.path.rglob("*"))
-    port = serve(running)
-    version = get(port).headers["ETag"]
-    assert get(port, **{"If-None-Match": version}).status == 304
-    assert sorted(running.dir.path.rglob("*")) == before
-
-
-def test_a_sweep_without_a_finished_run_has_a_page(new_sweep, serve):
-    sweep = new_sweep()
+def test_a_report_that_cannot_be_made_is_a_page_that_says_why(new_sweep, running, serve):
+    sweep = new_sweep("pending")
     sweep.add(status=None)
     text = get(serve(sweep)).read().decode()
-    assert "No finished run in digits_bits" in text and "0 of 1 runs have ended" in text
-
-
-def test_a_wrong_option_is_shown_on_the_page(running, serve):
-    assert (
-        "No finished run in digits_bits has a metric &#39;speed&#39;"
-        in get(serve(running, metric="speed")).read().decode()
-    )
+    assert "No finished run in pending" in text and "0 of 1 runs have ended" in text
+    wrong = get(serve(running, metric="speed")).read().decode()
+    assert "No finished run in digits_bits has a metric &#39;speed&#39;" in wrong
 
 
 def test_failed_and_unreadable_runs_have_ended(new_sweep):

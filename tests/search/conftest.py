@@ -1,4 +1,4 @@
-"""Searches that end at once: planned once, run in a folder of the test's own."""
+"""Searches that end at once: planned once, and run in the folder of the test."""
 
 import io
 import math
@@ -64,3 +64,18 @@ def go(asked, tmp_path, launch):
         return launch(replace(question, settings=limits), tmp_path / folder / "found", slots)
 
     return go
+
+
+@pytest.fixture
+def predictions(monkeypatch):
+    """Chances of failing by format, in place of those of an observed run. Tests may change them."""
+    chances = {"e4m3": 0.1, "e3m2": 0.2, "e3m0": 0.4, "e2m0": 0.9}
+
+    def with_chances(question, ladder, run, strict):
+        def of(candidate):
+            return replace(candidate, chance=chances[candidate.label.split()[0]])
+
+        return replace(ladder, widths=tuple(tuple(map(of, width)) for width in ladder.widths))
+
+    monkeypatch.setattr("cpdrun.search.results.with_chances", with_chances)
+    return chances

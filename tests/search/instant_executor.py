@@ -1,4 +1,4 @@
-"""An executor that trains nothing: a run ends at once with a value out of a made-up world."""
+"""An executor that trains nothing: a run ends at once with a value from a made-up world."""
 
 import math
 import random
@@ -8,23 +8,20 @@ from made_up_world import World
 from cpdrun.launch.base import Event, Executor
 from cpdrun.record import Ending, Outcome, append_json_line, write_json
 
-GAPS = {
-    ("e3m0", True): -0.002,
-    ("e3m2", False): -0.6,
-    ("e2m0", True): -0.88,
-    ("e4m1", False): math.nan,
-}
+GAPS = {("e3m0", True): -0.002, ("e3m2", False): -0.6, ("e2m0", True): -0.88, ("e4m1", False): math.nan}
 WORLD = World({}, noise=0.0035)
-OFF = {}  # by format and learning rate: how much worse than with the best; NaN diverges
+OFF = {}  # by format and learning rate: the loss of accuracy against the best rate; NaN diverges
 
 
 class PowerCutError(Exception):
-    """What a kill leaves: nothing of this process goes on."""
+    """The process is killed."""
 
 
 class Instant(Executor):
-    """`slots` at the same time, or rounds where it is 0; runs end in any order. Tests say of the class when the power
-    goes and which runs fail."""
+    """Run `slots` jobs at a time, or rounds of jobs if it is 0. Jobs end in random order.
+
+    Tests set on the class when the power fails and which runs fail.
+    """
 
     here = True
     cut_after = math.inf  # events of all executors
@@ -73,21 +70,16 @@ class Instant(Executor):
 
 
 def train(job):
-    """done.json as a run leaves it; the world knows cells by format, scaling and seed."""
+    """Write the records of a run whose value depends on format, scaling, learning rate and seed."""
     config = job.config
     cell = (config["format"], config["aps"])
     gap = GAPS.get(cell, 0.0) - OFF.get((config["format"], config["optim"]["lr"]), 0.0)
     shared = random.Random(f"{config['seed']}").gauss(0.98, 0.005)
     value = shared + random.Random(f"{cell} {config['seed']}").gauss(0, WORLD.noise) + gap
     status = "diverged" if math.isnan(gap) else "finished"
-    done = {
-        "status": status,
-        "metrics": {} if math.isnan(gap) else {"test_accuracy": value, "test_loss": 1 - value},
-        "wall_seconds": 4.0,
-        "train_seconds": 3.0,
-        "test_samples": 360,
-        "num_classes": 10,
-    }
+    metrics = {} if math.isnan(gap) else {"test_accuracy": value, "test_loss": 1 - value}
+    done = {"status": status, "metrics": metrics, "wall_seconds": 4.0, "train_seconds": 3.0}
+    done |= {"test_samples": 360, "num_classes": 10}
     layers = {"conv": {"exponent_max": -7}, "head": {"exponent_max": -6}}
     append_json_line(job.run.metrics, {"epoch": 1, "layers": layers})
     write_json(job.run.done, done)

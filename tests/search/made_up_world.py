@@ -1,4 +1,4 @@
-"""A made-up world to search in: cells with true gaps, runs that end in any order, and a search that is fed by hand."""
+"""A made-up world to search in: cells with known gaps, runs that end in random order, and a search loop."""
 
 import math
 import random
@@ -13,7 +13,7 @@ RULES = Rules(tolerance=1.0, alpha=0.05, most_seeds=30)
 
 
 def ladder(label: str, *widths: list[str]) -> Ladder:
-    """Widths of names, most bits first; bits count down from 8."""
+    """Return a ladder with these names per width, most bits first. Bits count down from 8."""
     return Ladder(
         label,
         tuple(
@@ -24,8 +24,8 @@ def ladder(label: str, *widths: list[str]) -> Ladder:
 
 @dataclass
 class World:
-    """`gaps`: how much better than the baseline each candidate truly is; NaN diverges always. Values of a seed share
-    what the seed does, and deviate by `noise` for themselves."""
+    """`gaps` are the true differences from the baseline; NaN always diverges. Values share the effect of their seed,
+    and each has its own noise of deviation `noise`."""
 
     gaps: dict[str, float]
     noise: float = 0.35
@@ -47,7 +47,7 @@ class World:
         most: float = math.inf,
         tuning: Tuning = Tuning(),  # noqa: B008  it is frozen
     ) -> list[LadderState]:
-        """Keep so many slots busy, let runs end in any order, and go on until nothing is wanted, or after `most`."""
+        """Keep the slots busy, let runs end in random order, and stop when nothing is wanted or after `most` runs."""
         rng, ended, flying = random.Random(self.seed), ended or EndedRuns(), []
         while len(self.ran) < most:
             standings = ladder_states(ladders, ended, rules, tuning)

@@ -1,16 +1,14 @@
-"""Where a ladder starts: which claims it makes from there, in a made-up world and in folders, and at which error."""
+"""The width at which a ladder starts: the claims made from there, and their error probability."""
 
-import contextlib
 import itertools
 import math
-import random
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import yaml
-from instant_executor import Instant, PowerCutError
 from made_up_world import BASELINE, RULES, World, ladder
+from verdicts import reported, told
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.report.search_text import describe_results
@@ -29,7 +27,6 @@ from cpdrun.study.reader import read_study
 TYPED = ["format=fp32,e4m3,e3m2,e3m0,e2m0", "aps=true", "search.tolerance=1", "name=found"]
 LADDER = ladder("with APS", ["e4m3"], ["e3m2"], ["e3m1"], ["e3m0"], ["e2m0"])
 GAPS = {"e2m0": -88.0}
-CHANCES = {"e4m3": 0.1, "e3m2": 0.2, "e3m0": 0.4, "e2m0": 0.9}
 
 
 def of(standing):
@@ -45,15 +42,15 @@ def weights(widths, start):
     return [hypothesis.weight for (hypothesis,) in asked(widths, start)]
 
 
-@pytest.mark.parametrize(("widths", "start"), [(n, i) for n in range(1, 9) for i in range(n)])
-def test_the_first_claims_of_all_sequences_share_no_more_than_the_error(widths, start):
-    found = [Fraction(each) / Fraction(weights(widths, 0)[0]) for each in weights(widths, start)]
-    assert len(found) == widths and sum(found[: start + 1]) <= 1
-    assert {round(float(each), 9) for each in found[start:]} == {START_SHARE if start else 1.0}
-    assert all(wider < narrower for wider, narrower in itertools.pairwise(found[: start + 1]))
+def test_the_claims_of_a_ladder_share_no_more_than_the_error():
+    for widths, start in ((n, i) for n in range(1, 9) for i in range(n)):
+        found = [Fraction(each) / Fraction(weights(widths, 0)[0]) for each in weights(widths, start)]
+        assert len(found) == widths and sum(found[: start + 1]) <= 1
+        assert {round(float(each), 9) for each in found[start:]} == {START_SHARE if start else 1.0}
+        assert all(wider < narrower for wider, narrower in itertools.pairwise(found[: start + 1]))
 
 
-def test_evidence_that_certifies_at_the_whole_error_may_not_at_a_share_of_it():
+def test_evidence_may_certify_at_the_whole_error_but_not_at_a_share_of_it():
     gaps = [0.2, -0.3, 0.35, 0.0, -0.1, 0.25]
     at = [
         settle([[gaps]] * 4, 0.62, asked(4, start), alpha=0.05, barred=[[False]] * 4, start=start)
@@ -67,7 +64,7 @@ def test_evidence_that_certifies_at_the_whole_error_may_not_at_a_share_of_it():
 
 
 @pytest.mark.parametrize("slots", [1, 2, 6])
-def test_from_the_width_of_the_answer_no_wider_one_is_run(slots):
+def test_a_search_that_starts_at_the_answer_runs_no_wider_format(slots):
     world = World(GAPS)
     (standing,) = world.search([start_at(LADDER, 3, 0)], slots=slots)
     assert standing.answer[0].name == "e3m0" and of(standing)["e2m0"] is Verdict.REFUTED
@@ -78,7 +75,7 @@ def test_from_the_width_of_the_answer_no_wider_one_is_run(slots):
     assert len(world.ran) < 0.7 * len(from_the_widest.ran)
 
 
-def test_a_start_that_is_too_wide_is_gone_down_from_and_a_too_narrow_one_up_width_by_width():
+def test_from_a_wrong_start_a_search_moves_one_width_at_a_time():
     for start, ran in ((1, {"e3m2", "e3m1", "e3m0", "e2m0"}), (4, {"e3m0", "e2m0"})):
         world = World(GAPS)
         (standing,) = world.search([start_at(LADDER, start, None)], slots=1)
@@ -92,7 +89,7 @@ def test_a_start_that_is_too_wide_is_gone_down_from_and_a_too_narrow_one_up_widt
     assert standing.answer is None and standing.active is None and hopeless.pairs("e3m0") == 0
 
 
-def test_a_start_that_stays_open_is_gone_up_from_too():
+def test_from_an_open_start_a_search_moves_to_wider_formats():
     world = World({**GAPS, "e3m0": -1.0})  # at the boundary
     (standing,) = world.search([start_at(LADDER, 3, 0)], slots=1)
     assert standing.answer[0].name == "e3m1" and of(standing)["e3m0"] is Verdict.OPEN
@@ -112,13 +109,13 @@ def test_the_seed_of_the_prediction_is_in_no_pair():
     assert without.widths[3].judgements[0].mean == pytest.approx(0.01 * (0 + 1 + 3 + 4 + 5) / 5)
 
 
-def test_while_the_start_is_not_known_the_baseline_alone_runs():
+def test_until_the_start_is_known_only_the_baseline_runs():
     waiting = replace(LADDER, is_started=False)
     standings = ladder_states([waiting], EndedRuns(), RULES)
     assert {name for name, _ in wanted_runs(standings, EndedRuns(), set(), RULES)} == {BASELINE}
 
 
-def test_the_predicted_width_is_the_narrowest_that_is_rather_enough():
+def test_the_predicted_width_is_the_narrowest_that_probably_suffices():
     def predicted(*chances):
         widths = [tuple(replace(LADDER.widths[0][0], chance=c) for c in width) for width in chances]
         return predicted_width(replace(LADDER, widths=tuple(widths)))
@@ -128,50 +125,22 @@ def test_the_predicted_width_is_the_narrowest_that_is_rather_enough():
     assert predicted([0.6], [0.7]) == predicted([0.1], [None, 0.1]) == 0
 
 
-@pytest.fixture
-def predictions(monkeypatch):
-    """Chances by format, in place of those of an observed run; tests change them."""
-    chances = dict(CHANCES)
-
-    def with_chances(question, ladder, run, strict):
-        def of(candidate):
-            return replace(candidate, chance=chances[candidate.label.split()[0]])
-
-        return replace(ladder, widths=tuple(tuple(map(of, width)) for width in ladder.widths))
-
-    monkeypatch.setattr("cpdrun.search.results.with_chances", with_chances)
-    return chances
-
-
 def formats_run(results):
     runs = [run.name for run in results.question.directory.runs() if run.done.exists()]
     return {name.split("-")[1] for name in runs}
 
 
-def told(results):
-    rows = [row for standing in results.states() for row in standing]
-    return {c.label: (w.verdict_of(j), j.pairs, round(j.low, 9)) for c, j, w in rows if j.pairs}
-
-
-def reported(results):
-    study = read_study([results.question.directory])
-    judged = {f"{g.name} {g.strategy}": j for g, j in study.judged.items()}
-    return {
-        label: (j.verdict, j.judgement.pairs, round(j.judgement.low, 9)) for label, j in judged.items()
-    }, study
-
-
-def test_a_search_starts_as_predicted_says_so_and_a_report_judges_the_same(predictions, go):
+def test_a_search_starts_at_the_predicted_width_and_its_report_agrees(predictions, go):
     results, *_ = go()
     assert formats_run(results) == {"fp32", "e3m0", "e2m0"}
     said = describe_results(results)[0]
     assert said.startswith("CERTIFIED: e3m0 (4 bits)") and "Refuted: 3 bits" in said
     assert said.endswith("The search started at 4 bits, as predicted; 8 and 6 bits were not tested.")
     assert [ladder.started_at for ladder in search_result(results).chains].count(4)
-    theirs, study = reported(results)
-    assert theirs == told(results) and theirs["e3m0 with APS"][0] is Verdict.CERTIFIED
-    assert "with APS: the search started at 4 bits, as predicted" in " ".join(question_notes(study))
-    assert "Seed 0 is in no pair, because the prediction used its run." in " ".join(question_notes(study))
+    assert reported(results) == told(results)
+    notes = " ".join(question_notes(read_study([results.question.directory])))
+    assert "with APS: the search started at 4 bits, as predicted" in notes
+    assert "Seed 0 is in no pair, because the prediction used its run." in notes
 
 
 def test_a_search_without_a_prediction_says_so_once(go):
@@ -181,39 +150,27 @@ def test_a_search_without_a_prediction_says_so_once(go):
     assert "With APS: no prediction is available, so the search starts at 8 bits." in printed
 
 
-def test_a_wrong_prediction_costs_runs_and_no_claim(predictions, go, monkeypatch):
+def test_a_wrong_prediction_costs_only_runs(predictions, go, monkeypatch):
     monkeypatch.setattr("instant_executor.GAPS", {("e3m0", True): -0.3, ("e2m0", True): math.nan})
     results, *_ = go()
     said = describe_results(results)[0]
     assert said.startswith("CERTIFIED: e3m2 (6 bits)") and "Refuted: 4 bits" in said
     assert said.endswith("The search started at 4 bits, as predicted; 8 bits were not tested.")
-    theirs, _ = reported(results)
-    assert theirs == told(results)
+    assert reported(results) == told(results)
 
 
-def test_the_start_stays_what_it_was_however_often_the_power_goes_and_whatever_is_predicted_later(
-    predictions, go
-):
-    undisturbed, *_ = go(folder="undisturbed", slots=1)
-    rng = random.Random(6)
-    for cut in range(8):
-        Instant.cut_after = 1 if cut == 0 else rng.randrange(0, 4)
-        with contextlib.suppress(PowerCutError):
-            go(slots=1)
-        if cut == 2:
-            predictions.update(dict.fromkeys(predictions, 0.99))  # of another model
-    Instant.cut_after = math.inf
+def test_the_start_does_not_change_with_later_predictions(predictions, go):
+    go(slots=1, budget=4)
+    predictions.update(dict.fromkeys(predictions, 0.99))  # of another model
     results, *_ = go(slots=1)
-    assert describe_results(results) == describe_results(undisturbed) and formats_run(results) == formats_run(
-        undisturbed
-    )
+    assert formats_run(results) == {"fp32", "e3m0", "e2m0"}
     (started,) = yaml.safe_load(results.question.directory.manifest.read_text())["search"]["start"]
     assert (started["bits"], started["aside"]) == (4, 0)
-    other, *_ = go("search.tolerance=2", slots=1)  # another question, at its own start
+    other, *_ = go("search.tolerance=2", slots=1)  # another question has its own start
     assert other.ladders[0].start == 0
 
 
-def test_widest_is_as_it_was_and_a_folder_that_began_there_goes_on_so(predictions, go):
+def test_a_search_that_started_at_the_widest_width_continues_there(predictions, go):
     results, *_ = go("search.start=widest", slots=1)
     assert formats_run(results) == {"fp32", "e4m3", "e3m2", "e3m0", "e2m0"}
     assert "It started" not in describe_results(results)[0]
@@ -226,6 +183,6 @@ def test_widest_is_as_it_was_and_a_folder_that_began_there_goes_on_so(prediction
     assert fewest.ladders[0].start == 0
 
 
-def test_a_start_that_there_is_not_is_refused():
+def test_an_unknown_start_is_refused():
     with pytest.raises(ConfigError, match=r"search.start=narrowest: must be predicted or widest"):
         ask([*TYPED, "search.start=narrowest"])

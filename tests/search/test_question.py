@@ -1,4 +1,4 @@
-"""Experiments as questions: ladders, widths, baselines, and what a search refuses."""
+"""Experiments as questions: ladders, widths, baselines, and questions that a search refuses."""
 
 import pytest
 
@@ -7,76 +7,157 @@ from cpdrun.search.question import ask
 from cpdrun.search.settings import Budget, budget
 from cpdrun.sweep import plan
 
-
-def formats(ladder):
-    return [[candidate.label.split()[0] for candidate in width] for width in ladder.widths]
+FEW = "search.most_seeds=3"
 
 
-def test_formats_are_ladders_with_and_without_aps_most_bits_first():
-    question = ask(["exp=digits_bits", "search.tolerance=1", "search.most_seeds=5"])
+def ladders(question):
+    """Return the names and bits of the candidates of each ladder, width by width."""
+    return {
+        ladder.label: [
+            [(c.label.removesuffix(f" {ladder.label}"), c.bits) for c in width] for width in ladder.widths
+        ]
+        for ladder in question.ladders
+    }
+
+
+def baselines(question):
+    """Return the config of the first baseline of each ladder."""
+    return {x.label: question.cells[x.widths[0][0].baseline][0].config for x in question.ladders}
+
+
+def test_formats_are_ladders_with_and_without_aps_and_share_one_baseline():
+    question = ask(["exp=digits_bits", "search.tolerance=1", FEW, "search.confidence=90"])
     assert [ladder.label for ladder in question.ladders] == ["without APS", "with APS"]
-    for ladder in question.ladders:
-        assert formats(ladder) == [["e5m2", "e4m3", "e3m4"], ["e4m1", "e3m2"], ["e3m0"]]
-    assert question.settings.tolerance == 1 and question.settings.confidence == 95
-    assert len(question.cells) == 12 + 1 and question.settings.most_seeds == 5
-
-
-def test_all_candidates_share_one_baseline_with_the_same_seeds():
-    question = ask(["exp=digits_bits", "search.most_seeds=4"])
+    widths = [[("e5m2", 8), ("e4m3", 8), ("e3m4", 8)], [("e4m1", 6), ("e3m2", 6)], [("e3m0", 4)]]
+    assert list(ladders(question).values()) == [widths, widths]
+    assert (question.settings.tolerance, question.settings.confidence) == (1, 90)
+    assert question.settings.most_seeds == 3 and len(question.cells) == 12 + 1
     (baseline,) = {c.baseline for ladder in question.ladders for width in ladder.widths for c in width}
     for cell in question.cells.values():
-        assert list(cell) == [0, 1, 2, 3]
+        assert list(cell) == [0, 1, 2]
         assert all(run.config["seed"] == seed for seed, run in cell.items())
-    assert question.cells[baseline][3].config["format"] == "fp32"
-
-
-def test_a_search_and_a_sweep_have_the_same_runs():
+    assert question.cells[baseline][2].config["format"] == "fp32"
     sweep = {run.name for run in plan(["exp=digits_bits"]).runs}
-    question = ask(["exp=digits_bits", "search.most_seeds=3", "search.confidence=90"])
     assert {run.name for cell in question.cells.values() for run in cell.values()} == sweep
     run = question.cells[question.ladders[0].widths[0][0].name][0]
     assert "search" not in run.config and not any("search" in text for text in run.overrides)
 
 
-def test_a_baseline_that_no_axis_names_is_planned_beside_them():
-    question = ask(["format=e4m3,e3m0", "aps=true", "search.baseline.format=bf16", "search.most_seeds=3"])
-    (ladder,) = question.ladders
-    assert ladder.label == "with APS" and formats(ladder) == [["e4m3"], ["e3m0"]]
-    config = question.cells[ladder.widths[0][0].baseline][0].config
+TWO_AXES = ("precision.weights=fp32,e4m3,e3m2", "precision.activations=fp32,e5m2")
+BOTH = "search.baseline={precision.weights: fp32, precision.activations: fp32}"
+E4M3 = [[("e4m3", 8)]]
+QUESTIONS = [
+    (("format=e4m3,e3m0", "aps=true", "search.baseline.format=bf16"), {"with APS": [*E4M3, [("e3m0", 4)]]}),
+    (("format=fp32,e4m3", "world_size=4,8"), {f"without APS, workers {n}": E4M3 for n in (4, 8)}),
+    (("format=fp32", "precision.weights=fp32,e4m3,e3m2"), {"of weights": [*E4M3, [("e3m2", 6)]]}),
+    (("format=fp32", "precision.weights=e4m3,bf16"), {"of weights": E4M3}),
+    (("format=fp32", "precision.weights=e8m23,e4m3"), {"of weights": E4M3}),
+    (("format=bf16,e4m3", "search.baseline={format: e8m7}"), {"without APS": E4M3}),
+    (
+        ("format=fp32", "precision=pure_fp8", "search.baseline={precision: fp32}"),
+        {"of precision": [[("pure_fp8", 8)]]},
+    ),
+    (
+        ("format=fp32", "precision=int8,pure_fp8,fp32,pure_fp16,mixed_fp16,mxfp8"),
+        {
+            "of precision": [
+                [("mixed_fp16", 16), ("pure_fp16", 16)],
+                [("mxfp8", 8.25)],
+                [("pure_fp8", 8), ("int8", 8)],
+            ]
+        },
+    ),
+    (
+        ("format=fp32", *TWO_AXES),
+        {f"of weights, precision.activations {a}": [*E4M3, [("e3m2", 6)]] for a in ("fp32", "e5m2")},
+    ),
+    (
+        ("format=fp32", *TWO_AXES, "search.baseline={precision.activations: fp32}"),
+        {f"of activations, precision.weights {w}": [[("e5m2", 8)]] for w in ("fp32", "e4m3", "e3m2")},
+    ),
+    (
+        ("format=fp32", "precision.weights=fp32,e4m3", TWO_AXES[1], BOTH),
+        {
+            "of weights, precision.activations fp32": E4M3,
+            "of weights, precision.activations e5m2": [[("fp32", 32)], *E4M3],
+        },
+    ),
+    (
+        ("format=fp32", "precision=int8", "precision.weight_bits=null,8,6"),
+        {"of weight bits": [[("8", 8)], [("6", 6)]]},
+    ),
+    (
+        ("format=fp32", "sync=compressed", "compressor=min_max", "compressor.bits=4,8"),
+        {"of compressor bits": [[("4", 4)]]},
+    ),
+    (
+        ("format=fp32", "sync=compressed", "compressor=rounded,min_max,qsgd"),
+        {"of compressor": [[("min_max", 8), ("qsgd", 8)]]},
+    ),
+    (
+        ("format=fp32,e4m3", "optim.lr=.05,.2", "search.baseline={format: fp32, optim.lr: .1}"),
+        {f"without APS, optim.lr {lr}": E4M3 for lr in (0.05, 0.2)},
+    ),
+    (
+        ("exp=digits_activations", "case=fp32,e5m2", "format=fp32,e4m3"),
+        {f"e5m2, format {name}": [[(f"e5m2, format {name}", 8)]] for name in ("fp32", "e4m3")},
+    ),
+]
+
+
+@pytest.mark.parametrize(("typed", "expected"), QUESTIONS, ids=lambda value: " ".join(value))
+def test_the_ladders_of_a_question(typed, expected):
+    aps = () if any("aps=" in word for word in typed) else ("aps=false",)
+    assert ladders(ask([*typed, *aps, FEW])) == expected
+
+
+def test_the_baseline_has_the_values_of_its_ladder():
+    question = ask(["format=e4m3,e3m0", "aps=true", "search.baseline.format=bf16", FEW])
+    config = baselines(question)["with APS"]
     assert (config["format"], config["aps"]) == ("bf16", False)
+    question = ask(["format=fp32,e4m3", "aps=false", "world_size=4,8", FEW])
+    assert [config["world_size"] for config in baselines(question).values()] == [4, 8]
+    question = ask(
+        ["format=fp32", *TWO_AXES, "aps=false", "search.baseline={precision.activations: fp32}", FEW]
+    )
+    of_e3m2 = baselines(question)["of activations, precision.weights e3m2"]["precision"]
+    assert (of_e3m2["weights"], of_e3m2["activations"]) == ("e3m2", "fp32")
+    question = ask(
+        ["format=fp32,e4m3", "optim.lr=.05,.2", "search.baseline={format: fp32, optim.lr: .1}", FEW]
+    )
+    assert {config["optim"]["lr"] for config in baselines(question).values()} == {0.1}
+    assert question.axis.baseline_name == "fp32 with optim.lr 0.1"
+    question = ask(["format=e4m3,e3m0", "scaling=none,aps", "search.baseline={scaling: none}", FEW])
+    assert list(ladders(question)) == ["with APS"] and question.asked["baseline_values"] == {"aps": False}
+    for candidate in (c for width in question.ladders[0].widths for c in width):
+        ours, theirs = (question.cells[name][0].config for name in (candidate.name, candidate.baseline))
+        assert (ours["format"], theirs["aps"]) == (theirs["format"], False)
 
 
-def test_a_baseline_may_be_of_a_recipe_whatever_the_experiment_says_of_it():
+def test_the_baseline_is_found_on_the_axis():
+    for word, baseline in (
+        ("precision.weights=fp32,e4m3", {"precision.weights": "fp32"}),
+        ("precision.weights=e4m3,bf16", {"precision.weights": "bf16"}),  # the widest
+        ("precision.weights=e8m23,e4m3", {"precision.weights": "e8m23"}),
+        ("precision=fp32,pure_fp8", {"precision": "fp32"}),
+    ):
+        question = ask(["format=fp32", "aps=false", word, FEW])
+        assert question.axis.baseline == question.asked["baseline"] == baseline
+    question = ask(["format=fp32", "precision=int8", "precision.weight_bits=null,8", "aps=false", FEW])
+    assert question.axis.baseline_name == "fp32"
+
+
+def test_recipes_scaling_rules_and_cases_make_ladders():
     words = ["exp=digits_bits", "format=fp32", "recipe=nvfp4", "ingredients.rounding=stochastic,nearest_even"]
-    question = ask([*words, "search.baseline.recipe=bf16", "search.most_seeds=3"])
+    question = ask([*words, "search.baseline.recipe=bf16", FEW])
     assert question.axis.baseline == {"recipe": "bf16"} and len(question.ladders) == 2
-
-
-def test_other_axes_make_ladders_each_with_a_baseline_of_its_own():
-    question = ask(["format=fp32,e4m3", "aps=false", "world_size=4,8", "search.most_seeds=3"])
-    assert [ladder.label for ladder in question.ladders] == [
-        "without APS, workers 4",
-        "without APS, workers 8",
-    ]
-    for ladder, workers in zip(question.ladders, (4, 8), strict=True):
-        assert question.cells[ladder.widths[0][0].baseline][0].config["world_size"] == workers
-
-
-def test_another_axis_that_names_formats_makes_candidates_with_a_baseline_on_it():
-    words = ["format=fp32", "search.most_seeds=3"]
-    question = ask([*words, "precision.weights=fp32,e4m3,e3m2", "aps=false"])
-    (ladder,) = question.ladders
-    assert ladder.label == "of weights" and formats(ladder) == [["e4m3"], ["e3m2"]]
-    assert question.cells[ladder.widths[0][0].baseline][0].config["precision"]["weights"] == "fp32"
-    assert question.asked["baseline"] == {"precision.weights": "fp32"}
-    widest = ask([*words, "precision.weights=e4m3,bf16"])
-    assert widest.axis.baseline == {"precision.weights": "bf16"} and formats(widest.ladders[0]) == [["e4m3"]]
-
-
-def test_each_named_case_is_a_ladder_against_the_one_named_fp32():
-    question = ask(["exp=pure_fp16_ablation_small", "case=fp32,pure", "world_size=8", "search.most_seeds=3"])
-    assert [ladder.label for ladder in question.ladders] == ["pure"]
-    assert question.cells[question.ladders[0].widths[0][0].baseline][0].config["case"] == "fp32"
+    question = ask(["format=fp32,e4m3", "scaling=none,aps,aps_delayed", FEW])
+    assert list(ladders(question)) == ["without APS", "with APS", "with APS, scaling aps_delayed"]
+    assert len({config["aps"] for config in baselines(question).values()}) == 1
+    question = ask(["exp=pure_fp16_ablation_small", "case=fp32,pure", "world_size=8", FEW])
+    assert list(ladders(question)) == ["pure"] and baselines(question)["pure"]["case"] == "fp32"
+    question = ask(["exp=decentralized_momentum", FEW])  # no case is called fp32
+    assert question.ladders[0].label == "of precision, case own" and len(question.ladders) == 4
 
 
 @pytest.mark.parametrize(
@@ -92,135 +173,26 @@ def test_each_named_case_is_a_ladder_against_the_one_named_fp32():
         (["exp=digits_bits", "search.budget=soon"], "12h, 90min"),
         (["exp=digits_bits", "search.baseline=fp32"], "must give the baseline's values"),
         (["format=fp32"], "no candidate is left besides the baseline"),
+        (
+            ["format=fp32", "sync=compressed", "compressor=rounded,top_k"],
+            "no candidate is left besides the baseline",
+        ),
+        (
+            ["format=fp32", "precision.weights=float32,e4m3"],
+            r"precision.weights=float32: .*did you mean 'fp32'",
+        ),
+        (
+            ["exp=decentralized_momentum", "precision=fp32", FEW],
+            r"no case is called fp32: search.baseline=\{case: NAME\}",
+        ),
     ],
 )
-def test_what_cannot_be_asked_is_said_in_a_line(typed, told):
+def test_invalid_questions_are_one_line(typed, told):
     with pytest.raises(ConfigError, match=told):
         ask(typed)
 
 
-def test_a_budget_is_runs_or_core_time():
+def test_a_budget_is_a_number_of_runs_or_core_time():
     assert budget(40) == budget("40") == Budget(runs=40)
     assert budget("90min") == Budget(core_hours=1.5) and budget("2h") == Budget(core_hours=2)
     assert budget(None) is None and str(budget("2h")) == "2 core-hours"
-
-
-WORDS = ["aps=false", "search.most_seeds=3"]
-
-
-def ladders(*typed):
-    """Ladder -> candidates with their bits, width by width."""
-    question = ask([*typed, *WORDS])
-    widths = {
-        ladder.label: [[(c.label, c.bits) for c in width] for width in ladder.widths]
-        for ladder in question.ladders
-    }
-    named = {
-        k: [[(n.removesuffix(f" {k}"), b) for n, b in width] for width in of] for k, of in widths.items()
-    }
-    return question, named
-
-
-def baselines(question):
-    """Of each ladder the configs of its baselines."""
-    return {
-        ladder.label: [question.cells[c.baseline][0].config for width in ladder.widths for c in width]
-        for ladder in question.ladders
-    }
-
-
-def test_choices_of_a_group_that_names_formats_are_candidates_with_the_bits_of_what_they_round():
-    question, found = ladders("precision=int8,pure_fp8,fp32,pure_fp16,mixed_fp16,mxfp8", "format=fp32")
-    widths = [[("mixed_fp16", 16), ("pure_fp16", 16)], [("mxfp8", 8.25)], [("pure_fp8", 8), ("int8", 8)]]
-    assert found == {"of precision": widths}
-    assert question.asked["baseline"] == {"precision": "fp32"} and question.asked["axis"] == "precision"
-    assert baselines(question)["of precision"][0]["precision"]["weights"] == "fp32"
-
-
-def test_of_two_axes_of_bits_the_baseline_says_which_is_searched():
-    typed = ["precision.weights=fp32,e4m3,e3m2", "precision.activations=fp32,e5m2"]
-    question, found = ladders(*typed)
-    assert list(found) == ["of weights, precision.activations fp32", "of weights, precision.activations e5m2"]
-    assert question.axis.held == ("precision.activations",)
-    question, found = ladders(*typed, "search.baseline={precision.activations: fp32}")
-    assert found["of activations, precision.weights e3m2"] == [[("e5m2", 8)]]
-    (baseline,) = baselines(question)["of activations, precision.weights e3m2"]
-    assert (baseline["precision"]["weights"], baseline["precision"]["activations"]) == ("e3m2", "fp32")
-
-
-def test_a_baseline_on_both_axes_of_bits_leaves_what_rounds_one_of_them_in_question():
-    both = "search.baseline={precision.weights: fp32, precision.activations: fp32}"
-    _, found = ladders("precision.weights=fp32,e4m3", "precision.activations=fp32,e5m2", both)
-    assert found["of weights, precision.activations e5m2"] == [[("fp32", 32)], [("e4m3", 8)]]
-
-
-def test_one_candidate_is_enough_and_its_baseline_may_be_no_value_of_the_axis():
-    _, found = ladders("precision=pure_fp8", "format=fp32", "search.baseline={precision: fp32}")
-    assert found == {"of precision": [[("pure_fp8", 8)]]}
-    _, found = ladders("precision.weights=fp32,e4m3", "format=fp32")
-    assert found == {"of weights": [[("e4m3", 8)]]}
-
-
-def test_numbers_of_bits_are_an_axis_of_bits():
-    question, found = ladders("precision=int8", "precision.weight_bits=null,8,6", "format=fp32")
-    assert found == {"of weight bits": [[("8", 8)], [("6", 6)]]} and question.axis.baseline_name == "fp32"
-    question, found = ladders("sync=compressed", "compressor=min_max", "compressor.bits=4,8", "format=fp32")
-    assert found == {"of compressor bits": [[("4", 4)]]}
-    assert question.asked["baseline_values"] == {"sync.compressor.bits": "8"}
-
-
-def test_compressors_have_the_bits_of_their_levels_and_sparse_ones_are_no_axis_of_bits():
-    sync = ["sync=compressed", "format=fp32"]
-    assert ladders(*sync, "compressor=rounded,min_max,qsgd")[1] == {
-        "of compressor": [[("min_max", 8), ("qsgd", 8)]]
-    }
-    with pytest.raises(ConfigError, match="no candidate is left besides the baseline"):
-        ladders(*sync, "compressor=rounded,top_k")
-
-
-def test_every_spelling_of_a_format_is_that_format():
-    for baseline in ([], ["search.baseline={precision.weights: fp32}"]):
-        question, found = ladders("precision.weights=e8m23,e4m3", "format=fp32", *baseline)
-        assert found == {"of weights": [[("e4m3", 8)]]} and question.axis.baseline == {
-            "precision.weights": "e8m23"
-        }
-    question, found = ladders("format=bf16,e4m3", "search.baseline={format: e8m7}")
-    assert found == {"without APS": [[("e4m3", 8)]]} and question.axis.baseline["format"] == "bf16"
-    with pytest.raises(ConfigError, match=r"precision.weights=float32: .*did you mean 'fp32'"):
-        ladders("precision.weights=float32,e4m3", "format=fp32")
-
-
-def test_a_baseline_may_lie_on_other_axes():
-    question, found = ladders(
-        "format=fp32,e4m3", "optim.lr=.05,.2", "search.baseline={format: fp32, optim.lr: .1}"
-    )
-    assert list(found) == ["without APS, optim.lr 0.05", "without APS, optim.lr 0.2"]
-    assert {config["optim"]["lr"] for of in baselines(question).values() for config in of} == {0.1}
-    assert question.axis.baseline_name == "fp32 with optim.lr 0.1"
-    question = ask(["format=e4m3,e3m0", "scaling=none,aps", "search.baseline={scaling: none}", WORDS[1]])
-    (ladder,) = question.ladders
-    assert ladder.label == "with APS" and question.asked["baseline_values"] == {"aps": False}
-    for candidate in (c for width in ladder.widths for c in width):
-        ours, theirs = (question.cells[name][0].config for name in (candidate.name, candidate.baseline))
-        assert (ours["format"], theirs["aps"]) == (theirs["format"], False)
-
-
-def test_rules_of_scaling_are_ladders_against_fp32_that_scales_nothing():
-    question = ask(["format=fp32,e4m3", "scaling=none,aps,aps_delayed", WORDS[1]])
-    assert [c.label for c in question.ladders] == ["without APS", "with APS", "with APS, scaling aps_delayed"]
-    assert len({config["aps"] for of in baselines(question).values() for config in of}) == 1
-
-
-def test_cases_and_an_axis_make_a_ladder_each_against_the_baseline_of_the_same_value():
-    question, found = ladders("exp=digits_activations", "case=fp32,e5m2", "format=fp32,e4m3")
-    assert list(found) == ["e5m2, format fp32", "e5m2, format e4m3"]
-    of = baselines(question)
-    assert [of[label][0]["format"] for label in found] == ["fp32", "e4m3"]
-    assert {c.bits for ladder in question.ladders for width in ladder.widths for c in width} == {8}
-
-
-def test_cases_of_which_none_is_called_fp32_are_ladders_of_an_axis_of_bits():
-    question = ask(["exp=decentralized_momentum", "search.most_seeds=3"])
-    assert question.ladders[0].label == "of precision, case own" and len(question.ladders) == 4
-    with pytest.raises(ConfigError, match=r"no case is called fp32: search.baseline=\{case: NAME\}"):
-        ask(["exp=decentralized_momentum", "precision=fp32", "search.most_seeds=3"])

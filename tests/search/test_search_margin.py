@@ -1,4 +1,4 @@
-"""The margin of a search: typed, the experiment's or relative; refused as soon as it is known to be too wide."""
+"""The margin of a search: typed, the experiment's, or relative. It is refused as soon as it is known to be too wide."""
 
 import io
 
@@ -32,14 +32,14 @@ def test_a_margin_that_is_too_wide_stops_the_search_after_the_first_runs(go):
     assert "✓" not in drawn.getvalue()
 
 
-def test_before_a_run_the_margin_is_described(tmp_path, monkeypatch, capsys):
+def test_a_dry_run_describes_the_margin(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["search", "exp=digits_bits", *TYPED, LOSS, "search.tolerance=2%", "--dry-run"]) == 0
     said = "Margin: 2 % of fp32's final value or of its improvement, whichever is smaller (typed; known when"
     assert said in capsys.readouterr().out
 
 
-def test_typed_again_it_is_refused_before_anything_runs(go, capsys):
+def test_a_known_margin_that_is_too_wide_starts_nothing(go, capsys):
     results, *_ = go(LOSS, "search.tolerance=2")
     before = len(Instant.rounds)
     assert before
@@ -52,6 +52,6 @@ def test_typed_again_it_is_refused_before_anything_runs(go, capsys):
 
 
 @pytest.mark.parametrize("typed", ["2 points", "-1%", "x"])
-def test_what_is_no_margin_is_refused(typed, capsys):
+def test_invalid_margins_are_refused(typed, capsys):
     assert main(["search", "exp=digits_bits", f"search.tolerance='{typed}'"]) == 2
     assert "must be a number above 0, such as 0.002, or a percentage, such as 2%" in capsys.readouterr().err

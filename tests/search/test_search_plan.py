@@ -1,4 +1,4 @@
-"""`cpdrun search --plan` lists what a search would ask for, with its time and how sure its candidates stand."""
+"""`cpdrun search --plan` lists the next runs with their time, and how certain each candidate is."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ TYPED = ("exp=digits_bits", "format=fp32,e4m3,e3m0", "aps=true", "search.toleran
 
 @pytest.fixture
 def after(launch, asked, tmp_path):
-    """The results of a search that had so many runs."""
+    """after(n) -> the results of a search after n runs."""
 
     def after(runs):
         question = asked()
@@ -31,7 +31,7 @@ def after(launch, asked, tmp_path):
 
 
 @pytest.mark.parametrize("runs", [0, 1, 4, 8])
-def test_it_lists_what_the_search_asks_for(after, runs):
+def test_the_plan_lists_the_runs_that_the_search_wants(after, runs):
     results = after(runs)
     found = plan_runs(results, None, [])
     key_of = {run.name: (cell, seed) for cell, runs in results.cells.items() for seed, run in runs.items()}
@@ -42,14 +42,14 @@ def test_it_lists_what_the_search_asks_for(after, runs):
     assert len({run.run for run in found.runs}) == len(found.runs) > 0
 
 
-def test_before_a_first_run_no_time_is_known(after):
+def test_without_runs_no_time_is_known(after):
     results = after(0)
     found = plan_runs(results, budget("2h"), [])
     assert all(run.seconds is None and run.fits is None for run in found.runs)
     assert any("is not known yet" in line for line in describe_plan(results, found))
 
 
-def test_time_is_that_of_the_cell_and_the_budget_cuts_in_order(after):
+def test_times_come_from_finished_runs_and_the_budget_limits_the_list(after):
     results = after(4)
     found = plan_runs(results, None, [])
     assert {run.seconds_of for run in found.runs} <= {"runs of this cell", "other runs of the sweep"}
@@ -58,15 +58,11 @@ def test_time_is_that_of_the_cell_and_the_budget_cuts_in_order(after):
     limit = replace(budget("1h"), core_hours=(spent[0] + spent[1] * 1.5) / 3600)
     fits = [run.fits for run in plan_runs(results, limit, []).runs]
     assert fits == [True, True, *[False] * (len(fits) - 2)]
-    assert [run.fits for run in plan_runs(results, budget("3"), []).runs] == [
-        True,
-        True,
-        True,
-        *[False] * (len(fits) - 3),
-    ]
+    fits_3 = [run.fits for run in plan_runs(results, budget("3"), []).runs]
+    assert fits_3 == [*[True] * 3, *[False] * (len(fits) - 3)]
 
 
-def test_how_sure_it_stands_grows_to_the_confidence(after):
+def test_the_confidence_so_far_reaches_the_level_with_the_verdict(after):
     results = after(30)
     for standing in results.states():
         for _candidate, judgement, _ in standing:
@@ -75,20 +71,15 @@ def test_how_sure_it_stands_grows_to_the_confidence(after):
             assert (refuted >= 95) == (str(judgement.verdict) == "refuted")
 
 
-def test_the_command_counts_the_runs_that_are_there(after):
-    results = after(4)
-    plan = plan_runs(results, budget(2), ["exp=digits_bits"])
+def test_the_command_and_the_pairs_after_the_plan_count_finished_runs(after):
+    plan = plan_runs(after(4), budget(2), ["exp=digits_bits"])
     assert plan.fit == 2 and plan.command == "cpdrun search exp=digits_bits --budget 6"
     labels = {label for run in plan.runs for label in run.candidates}
     assert {row.candidate for row in plan.candidates} == labels
+    assert plan.candidates[0].pairs_after == plan.candidates[0].pairs + 1
 
 
-def test_pairs_are_counted_where_both_sides_have_run(after):
-    (first, *_) = plan_runs(after(4), budget(2), []).candidates
-    assert first.pairs_after == first.pairs + 1
-
-
-def test_it_starts_nothing_and_tells_a_mistake(capsys, tmp_path):
+def test_the_command_starts_nothing_and_reports_mistakes(capsys, tmp_path):
     words = ["search", "--plan", *TYPED, f"results_dir={tmp_path}", "--json"]
     assert main([*words, "--budget", "soon"]) == 2
     assert "must be a number of runs, or core time" in json.loads(capsys.readouterr().out)["lines"][0]

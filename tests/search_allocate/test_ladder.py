@@ -1,5 +1,4 @@
-"""`cpdrun search --allocate` down a ladder of levels: what is asked, what runs round, allocations against all, the "
-"command."""
+"""`cpdrun search --allocate` with a ladder of levels: its rounds, what its runs round, and the command."""
 
 import itertools
 import json
@@ -28,7 +27,7 @@ from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
 from cpdrun.train.layers import layers as layers_in_torch
 
-WEIGHTS, INPUTS = ["e4m3", "e3m1", "e2m1fn"], ["e4m3", "e2m2"]  # of 8 bits, 5 and 4; 8 and 5
+WEIGHTS, INPUTS = ["e4m3", "e3m1", "e2m1fn"], ["e4m3", "e2m2"]  # of 8, 5 and 4 bits; of 8 and 5 bits
 TYPED = ["exp=digits_screen_small", "model.width=4", "screen.roles=[weight,input]"]
 TYPED += ["screen.low.weight=[e4m3,e3m1,e2m1fn]", "screen.low.input=[e4m3,e2m2]", "screen.uniform=[e4m3]"]
 TYPED += ["screen.high.weight=bf16", "screen.high.input=bf16", "screen.seeds=1"]
@@ -44,7 +43,7 @@ def config():
 
 @pytest.fixture(scope="module", autouse=True)
 def here(config, tmp_path_factory):
-    """All of this file's results lie in one folder; layers are asked for in this process."""
+    """Use one folder for all results, and find the layers in this process."""
     layers = [Layer(**facts) for facts in layers_in_torch(config)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(question_module, "ask_layers", lambda _: layers)
@@ -59,7 +58,7 @@ def question(here):
 
 
 def train(question):
-    """done.json of every run of this round: each level costs what COSTS says, in points; then the round's result."""
+    """Write done.json of every run of a round, in which each level costs COSTS points, and return its result."""
     for row, runs in enumerate(question.rows):
         low = question.low(row)
         levels = {**question.base, **{i: question.base.get(i, 0) + 1 for i in low}}
@@ -74,7 +73,7 @@ def train(question):
 
 @pytest.fixture(scope="module")
 def descent(question):
-    """All rounds, as the command goes through them, and what is allocated behind each."""
+    """All rounds, as the command runs them, and the levels that are allocated after each."""
     rounds, levels = [], []
     while question is not None:
         for run in question.runs:
@@ -87,23 +86,20 @@ def descent(question):
     return rounds, levels
 
 
-def test_each_round_asks_of_what_the_last_one_took_down(descent):
+def test_each_round_varies_the_factors_that_the_last_one_lowered(descent):
     rounds, levels = descent
     names = [[r.question.factors[i].name for i in r.question.varied] for r in rounds]
     every = ["front weight", "front input", "head weight", "head input"]
     assert names == [every, every, ["front weight", "head weight"]], "inputs have no third level"
-    assert levels[:2] == [
-        dict.fromkeys(every, 1),
-        {"front weight": 2, "front input": 1, "head weight": 2, "head input": 2},
-    ]
-    assert levels[2] == levels[1] | {"front weight": 3}
+    second = {"front weight": 2, "front input": 1, "head weight": 2, "head input": 2}
+    assert levels == [dict.fromkeys(every, 1), second, second | {"front weight": 3}]
     shared = {run.name for run in rounds[0].question.runs} & {run.name for run in rounds[1].question.runs}
     assert len(shared) == 1, "where all have the first low level"
     listed = {run.name for run in rounds[2].question.plan.runs}
     assert listed == {run.name for each in rounds for run in each.question.runs} and len(listed) == 19
 
 
-def test_the_command_goes_on_where_the_runs_end(descent, capsys):
+def test_the_command_continues_after_the_last_round(descent, capsys):
     rounds, _ = descent
     question = rounds[0].question
     assert main(["search", "--allocate", *TYPED, "--json"]) == 0
@@ -123,15 +119,14 @@ def test_the_command_goes_on_where_the_runs_end(descent, capsys):
     assert [one.name for one in plan(run.overrides, question.directory.screen).runs] == [run.name]
 
 
-def test_rules_of_mixed_levels_round_each_layer_to_its_own(question, config):
+def test_rules_of_mixed_levels_round_each_layer_to_its_level(question, config):
     model_layers = [layer for layer in layers_of(build_model(config, build_data(config))) if layer.multiplies]
     rng = np.random.default_rng(0)
     for _ in range(20):
         most = [len(question.settings.low[f.role]) for f in question.factors]
         levels = {i: int(rng.integers(0, n + 1)) for i, n in enumerate(most)}
-        rules = Rules(
-            read_rules("precision.rules", question.cases.of(levels)["precision.rules"]), model_layers
-        )
+        typed = question.cases.of(levels)["precision.rules"]
+        rules = Rules(read_rules("precision.rules", typed), model_layers)
         rules.check()  # a rule that reaches nothing would be an error
         for i, factor in enumerate(question.factors):
             for layer in question.groups[factor.group].products:
@@ -146,15 +141,14 @@ def asked(**given):
     return screen_settings({**config["screen"], **given}, config["search"])
 
 
-def test_allocations_over_levels_are_the_cheapest_of_all():
-    """Three rounds of errors of their own, factors that stop where they stop: against every combination."""
+def test_allocations_over_levels_are_the_cheapest_of_all_combinations():
+    """Three rounds with their own errors, in which some factors stop: compare with every combination."""
     low = {"weight": ["e4m3", "e2m2", "e2m1"], "input": ["e4m3", "e2m1"]}
     of = asked(roles=["weight", "input"], low=low, high={"weight": "bf16", "input": "bf16"})
     rng = np.random.default_rng(7)
-    for _ in range(6):
-        layers = [
-            Layer(str(i), "Linear", {str(i): 4}, True, int(rng.integers(1, 99)), i > 0) for i in range(3)
-        ]
+    for _ in range(3):
+        sizes = rng.integers(1, 99, 3).tolist()
+        layers = [Layer(str(i), "Linear", {str(i): 4}, True, macs, i > 0) for i, macs in enumerate(sizes)]
         factors = [Factor(i, role, f"{i} {role}") for i in range(3) for role in ("weight", "input")]
         costs = Costs(of, [LayerGroup(x.name, (x,)) for x in layers], factors, layers)
         steps = []
@@ -168,14 +162,13 @@ def test_allocations_over_levels_are_the_cheapest_of_all():
             taken = [(i, step) for i, level in enumerate(levels) for step in steps[:level]]
             lost = sum(max(0.0, step.of(i).mean) for i, step in taken)
             counts = [sum(level > n for level in levels) for n in range(len(steps))]
-            bound = lost + joint_margin(
-                [(step.effects, n) for step, n in zip(steps, counts, strict=True)], 95
-            )
-            if taken and bound <= 1.0:
+            effects = [(step.effects, n) for step, n in zip(steps, counts, strict=True)]
+            if taken and lost + joint_margin(effects, 95) <= 1.0:
                 allowed.append(costs.price(dict(enumerate(levels))).cost)
         found = allocate(costs, steps, 1.0, 95)
         assert found.price.cost == pytest.approx(min(allowed), rel=1e-12) and found.bound <= 1.0
         assert found.price.cost == costs.price(found.levels).cost
+        assert allocate(costs, steps, 1e-9, 95) is None
 
 
 @pytest.mark.parametrize(
@@ -191,19 +184,22 @@ def test_allocations_over_levels_are_the_cheapest_of_all():
         ("e4m3", "screen.low=e4m3: must name a format for each role"),
     ],
 )
-def test_ladders_that_cannot_be(low, told):
+def test_invalid_ladders_are_refused(low, told):
     with pytest.raises(ConfigError, match=told):
         asked(roles=["weight", "gradient"], cost="wire", low=low)
 
 
-def test_levels_of_later_rounds_are_looked_at_before_any_run_starts(monkeypatch, capsys):
-    looked = []
+def test_levels_of_later_rounds_are_checked_before_any_run_starts(monkeypatch, capsys):
+    checked = []
+
+    def preflight(self, configs, _):
+        checked.extend(configs)
+        return ["no"], []
+
     monkeypatch.setattr(Session, "warm_up", lambda self: None)
-    monkeypatch.setattr(
-        Session, "preflight", lambda self, configs, _: (looked.extend(configs), (["no"], []))[1]
-    )
+    monkeypatch.setattr(Session, "preflight", preflight)
     assert main(["search", "--allocate", *TYPED, "name=later"]) == 2
     assert capsys.readouterr().err.endswith("error: no. Nothing was started.\n")
     assert not SweepDir(Path("results/later")).path.exists()
-    found = [{rule["format"] for rule in config["precision"]["rules"]} for config in looked]
+    found = [{rule["format"] for rule in config["precision"]["rules"]} for config in checked]
     assert found[-2:] == [{"e3m1", "e2m2"}, {"e2m1fn", "e2m2"}] and len(found) == 8 + 2

@@ -1,5 +1,4 @@
-"""`cpdrun search --allocate`: factors, what their runs round, allocations against all subsets, the command on "
-"made-up results."""
+"""`cpdrun search --allocate`: factors, what its runs round, allocations, and the command on made-up results."""
 
 import itertools
 import json
@@ -24,13 +23,12 @@ from cpdrun.errors import UserError
 from cpdrun.record import write_json
 from cpdrun.report.allocation_text import describe_effects
 from cpdrun.search.allocate import question as question_module
-from cpdrun.search.allocate.allocation import Costs, Step, allocate
+from cpdrun.search.allocate.allocation import Costs
 from cpdrun.search.allocate.factors import Factor, Layer, LayerGroup, ask_layers, factors_of, groups_of
 from cpdrun.search.allocate.question import ask
 from cpdrun.search.allocate.results import read, write_rows
 from cpdrun.search.settings import screen_settings
 from cpdrun.stats.means import FIRST_SEED
-from cpdrun.stats.screening import Effect, Effects, Sensitivity
 from cpdrun.sweep import plan
 from cpdrun.train.build import build_data, build_model
 from cpdrun.train.layers import layers as layers_in_torch
@@ -57,7 +55,7 @@ def layers(config):
 
 @pytest.fixture(scope="module")
 def question(layers):
-    """Planned once; its folder is below wherever a test is."""
+    """The question, planned once. Its folder is relative to that of each test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(question_module, "ask_layers", lambda _: layers)
         return ask(TYPED)
@@ -65,7 +63,7 @@ def question(layers):
 
 @pytest.fixture
 def here(monkeypatch, layers, tmp_path):
-    """Asks for the layers in this process; results in a folder of the test's own."""
+    """Find the layers in this process, and write results into the folder of the test."""
     monkeypatch.setattr(question_module, "ask_layers", lambda _: layers)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.fsync", lambda fd: None)
@@ -73,7 +71,7 @@ def here(monkeypatch, layers, tmp_path):
 
 
 def test_layers_of_a_conv_net_counted_by_hand(layers, config):
-    """8x8 images, a quarter of their places after each stride of 2."""
+    """Images have 8x8 places, and a quarter of them after each stride of 2."""
     multiply = {layer.name: layer for layer in layers if layer.multiplies}
     macs = {"features.0.0": 64 * 9 * 4, "features.1.0": 16 * 9 * 4 * 8, "features.2.0": 4 * 9 * 8 * 16}
     assert {name: layer.macs for name, layer in multiply.items()} == macs | {"classifier": 160}
@@ -83,7 +81,7 @@ def test_layers_of_a_conv_net_counted_by_hand(layers, config):
     assert found == {name: p.numel() for name, p in parameters.items()}
 
 
-def test_a_process_with_torch_tells_the_layers_and_what_is_wrong(layers, config, tmp_path, monkeypatch):
+def test_the_layers_are_found_by_a_process_with_torch(layers, config, tmp_path, monkeypatch):
     given, out = tmp_path / "config.json", tmp_path / "layers.json"
     write_json(given, config)
     monkeypatch.setattr("sys.argv", ["layers", str(given), str(out)])
@@ -94,7 +92,7 @@ def test_a_process_with_torch_tells_the_layers_and_what_is_wrong(layers, config,
 
 
 def of(*names, embedding=0, norms=()):
-    """Embeddings, then Linear layers, each with the norms that begin with its letter behind it."""
+    """Return embeddings, then Linear layers, each followed by the norms that begin with its letter."""
     found = []
     for i, name in enumerate(names):
         kind = "Embedding" if i < embedding else "Linear"
@@ -109,11 +107,9 @@ def asked(**given):
     return screen_settings({**config["screen"], **given}, config["search"])
 
 
-def test_groups_are_the_first_layer_the_stages_and_the_last():
+def test_groups_are_the_first_layer_the_stages_and_the_last_layer():
     blocks = [f"blocks.{i}.{part}" for i in range(4) for part in ("qkv", "up", "down")]
-    names = [
-        [layer.name for layer in group.layers] for group in groups_of(of(*blocks), asked(roles=["weight"]))
-    ]
+    names = [[x.name for x in group.layers] for group in groups_of(of(*blocks), asked(roles=["weight"]))]
     assert names == [blocks[:1], blocks[1:3], blocks[3:6], blocks[6:9], blocks[9:11], blocks[11:]]
     few = asked(roles=list(PRODUCTS), most_factors=12)
     merged = groups_of(of(*blocks), few)
@@ -121,7 +117,7 @@ def test_groups_are_the_first_layer_the_stages_and_the_last():
     assert len(merged[0].layers) == len(merged[-1].layers) == 1 and len(factors_of(merged, few)) == 12
 
 
-def test_gradients_of_embeddings_lead_and_norms_follow():
+def test_norms_are_grouped_with_the_layer_before_them():
     layers = of("e", "a.0", "b.0", "c", embedding=1, norms=("ax", "cx"))
     groups = groups_of(layers, asked(roles=["gradient"]))
     assert [[n.name for n in g.layers] for g in groups] == [["e"], ["a.0", "ax"], ["b.0"], ["c", "cx"]]
@@ -129,13 +125,12 @@ def test_gradients_of_embeddings_lead_and_norms_follow():
     assert [[n.name for n in g.products] for g in of_products] == [["a.0"], ["b.0"], ["c"]]
 
 
-def test_groups_that_are_typed_take_layers_in_turn():
+def test_typed_groups_take_their_layers_in_turn():
     few = asked(roles=["gradient"], groups={"head": "c", "rest": ["*.0"]})
     groups = groups_of(of("a.0", "b.0", "c", "d"), few)
     assert [(g.name, len(g.layers)) for g in groups] == [("head", 1), ("rest", 2)]
-    with pytest.raises(
-        ConfigError, match=r"screen.groups.x: \['z'\] matches no layer that is left. Layers are a.0"
-    ):
+    unmatched = r"screen.groups.x: \['z'\] matches no layer that is left. Layers are a.0"
+    with pytest.raises(ConfigError, match=unmatched):
         groups_of(of("a.0"), asked(groups={"x": ["z"]}))
     with pytest.raises(ConfigError, match=r"2 factors, more than screen.most_factors=1"):
         factors_of(groups, replace(few, most_factors=1))
@@ -163,7 +158,7 @@ def test_groups_that_are_typed_take_layers_in_turn():
         ({"sedes": 2}, "unknown key 'screen.sedes' .*seeds"),
     ],
 )
-def test_what_cannot_be_asked(given, told):
+def test_invalid_settings_are_refused(given, told):
     with pytest.raises(ConfigError, match=told):
         asked(**given)
 
@@ -181,14 +176,13 @@ def test_what_cannot_be_asked(given, told):
         (["exp=llama_fp4"], "has cases"),
     ],
 )
-def test_what_cannot_be_screened(here, typed, told):
+def test_invalid_experiments_are_refused(here, typed, told):
     with pytest.raises(ConfigError, match=told):
         ask(typed)
     assert not list(here.iterdir())
 
 
-def test_every_row_rounds_what_its_levels_say_and_nothing_else(question, config):
-    """Asked of the rules themselves, of the model that they are for."""
+def test_every_row_rounds_each_layer_to_its_level(question, config):
     model_layers = [layer for layer in layers_of(build_model(config, build_data(config))) if layer.multiplies]
     assert [f.name for f in question.factors][:2] == ["features.0.0 weight", "features.0.0 input"]
     for row in range(0, 24, 5):
@@ -209,7 +203,7 @@ def test_every_row_rounds_what_its_levels_say_and_nothing_else(question, config)
     assert question.cases.baseline() == {"format": "fp32"}
 
 
-def test_gradients_that_are_high_are_exchanged_in_fp32(here, layers):
+def test_gradients_at_the_high_level_are_exchanged_in_fp32(here, layers):
     question = ask(["exp=digits_bits", "full_precision.first_epochs=1"])
     names = tuple(name for layer in layers for name in layer.parameters)
     assert len(question.factors) == 4 and question.design.runs == 8
@@ -224,7 +218,7 @@ def test_gradients_that_are_high_are_exchanged_in_fp32(here, layers):
     assert {run.config["seed"] for run in question.runs} == {1000, 1001}  # those of a search are below
 
 
-def test_what_a_screen_is_asked_names_no_run():
+def test_settings_of_a_screen_are_no_part_of_a_runs_name():
     names = [plan(["exp=digits_bits", *more]).runs[0].name for more in ([], ["screen.seeds=7"])]
     assert names[0] == names[1]
 
@@ -232,30 +226,6 @@ def test_what_a_screen_is_asked_names_no_run():
 def four_or_eight_bits(roles):
     high = {role: "e4m3" for role in roles if role in PRODUCTS}
     return asked(roles=list(roles), low=dict.fromkeys(roles, "e2m1"), high=high)
-
-
-def made_up(groups, roles, rng):
-    sizes = rng.integers(1, 99, (groups, 2)).tolist()
-    layers = [Layer(str(i), "Linear", {str(i): n}, True, macs, i > 0) for i, (n, macs) in enumerate(sizes)]
-    factors = [Factor(i, role, f"{i} {role}") for i in range(groups) for role in roles]
-    return Costs(four_or_eight_bits(roles), [LayerGroup(x.name, (x,)) for x in layers], factors, layers)
-
-
-@pytest.mark.parametrize(("groups", "roles"), [(8, ("gradient",)), (3, PRODUCTS)])
-def test_allocations_are_the_cheapest_of_all_subsets(groups, roles):
-    rng = np.random.default_rng(groups)
-    for _ in range(4):
-        costs = made_up(groups, roles, rng)
-        means = rng.normal(0.3, 0.5, len(costs.factors))
-        told = Effects(tuple(Effect(m, m, m, 1, 1, Sensitivity.OPEN) for m in means.tolist()), 0.1, 9, "")
-        every = range(len(means))
-        subsets = [low for n in range(1, len(means) + 1) for low in itertools.combinations(every, n)]
-        allowed = [low for low in subsets if told.bound(low, 95) <= 1.0]
-        found = allocate(costs, [Step(tuple(every), told)], 1.0, 95)
-        least = min(costs.price(dict.fromkeys(low, 1)).cost for low in allowed)
-        assert found.price.cost == pytest.approx(least, rel=1e-12)
-        assert found.bound <= 1.0 and found.price.cost < found.all_high.cost
-    assert allocate(costs, [Step(tuple(every), told)], 1e-9, 95) is None
 
 
 def test_prices_by_hand():
@@ -281,11 +251,8 @@ def train(question, costs, diverging=()):
         lost = sum(costs.get(question.factors[i].name, 0.0) for i in low)
         bad = any(question.factors[i].name in diverging for i in low)
         for run in runs:
-            noise = (
-                np.random.default_rng([row, run.config["seed"]]).normal(0, 0.05)
-                + run.config["seed"]
-                - FIRST_SEED
-            )
+            seed = run.config["seed"]
+            noise = np.random.default_rng([row, seed]).normal(0, 0.05) + seed - FIRST_SEED
             metrics = {} if bad else {"test_accuracy": 0.95 - (lost + noise) / 100, "test_loss": 0.1}
             done = {"status": "diverged" if bad else "finished", "metrics": metrics, "num_classes": 10}
             write_json(question.directory.run(run.name).done, done)
@@ -294,7 +261,7 @@ def train(question, costs, diverging=()):
 COSTS = {"features.1.0 output_gradient": 2.0, "classifier weight": 0.7, "features.2.0 input": -0.2}
 
 
-def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, question, capsys):
+def test_the_command_finds_the_sensitive_factors_and_prints_a_search(here, question, capsys):
     assert main(["search", "--allocate", *TYPED, "--dry-run"]) == 0 and not list(here.iterdir())
     said = capsys.readouterr().out
     assert "12 factors" in said and "24 rows with 1 seed" in said and "0 done, 24 to run" in said
@@ -309,31 +276,26 @@ def test_the_command_finds_what_was_planted_and_its_search_can_be_typed(here, qu
     first, second = facts["effects"][:2]
     assert (first["factor"], second["factor"]) == ("features.1.0 output_gradient", "classifier weight")
     assert first["cost"] == pytest.approx(0.02, abs=3e-4) and first["low"] < 0.02 < first["high"]
-    assert facts["allocation"]["high"] == ["features.1.0 output_gradient"], (
-        "it alone costs more than the point"
-    )
-    assert (
-        facts["allocation"]["bound"] <= 0.01 and facts["allocation"]["cost"] < facts["allocation"]["all_high"]
-    )
+    chosen = facts["allocation"]
+    assert chosen["high"] == ["features.1.0 output_gradient"], "it alone costs more than the margin"
+    assert chosen["bound"] <= 0.01 and chosen["cost"] < chosen["all_high"]
     _, *typed = shlex.split(facts["certify"])
     assert main([*typed, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert (
-        "at most 1 point worse than fp32" in said
-        and "3 candidates: e4m3 everywhere; allocated; all low" in said
-    )
+    assert "at most 1 point worse than fp32" in said
+    assert "3 candidates: e4m3 everywhere; allocated; all low" in said
     kept = yaml.safe_load(question.directory.allocation.read_text())
     assert kept["command"] == facts["certify"] and kept["allocation"]["case"]["precision.rules"]
 
 
-def test_a_row_is_the_same_run_when_it_is_typed_as_a_sweep(here, question):
+def test_a_row_is_the_same_run_in_a_sweep(here, question):
     write_rows(question)
     run = question.rows[7][0]
     again = plan(run.overrides, question.directory.screen).runs
     assert [one.name for one in again] == [run.name] and run.config["case"] == "row 08"
 
 
-def test_runs_that_are_missing_or_diverged_are_told(here, question):
+def test_diverged_runs_are_worst_and_missing_runs_give_no_result(here, question):
     for run in question.runs:
         question.directory.run(run.name).path.mkdir(parents=True)
     train(question, COSTS, diverging=["classifier input"])

@@ -1,4 +1,4 @@
-"""The pooled spread against limma's equations, solved in another way, and against simulated variances."""
+"""Compare the pooled spread with limma's equations, solved in another way, and with simulated variances."""
 
 import math
 import random
@@ -15,7 +15,7 @@ CELLS = [(0.3, 2), (1.1, 2), (0.45, 4), (2.9, 2), (0.2, 9), (0.8, 2)]
 
 
 def limma(cells):
-    """fitFDist of limma, its equation for the degrees solved by bisection."""
+    """Solve the equations of limma's fitFDist; the one for the degrees by bisection."""
     s, d = np.array(cells).T
     e = np.log(s**2) - digamma(d / 2) + np.log(d / 2)
     excess = e.var(ddof=1) - polygamma(1, d / 2).mean()
@@ -33,19 +33,19 @@ def test_the_prior_solves_the_equations_of_limma(cells):
     assert found.deviation == pytest.approx(deviation if degrees >= 1 else 0.0, rel=1e-6)
 
 
-def test_too_few_cells_or_cells_that_have_nothing_in_common_give_no_prior():
+def test_too_few_or_too_different_cells_give_no_prior():
     assert squeeze(CELLS[:2]) == squeeze([*CELLS[:2], (0.0, 2)]) == NO_PRIOR
     assert squeeze([(1e-4, 2), (1.0, 2), (1e4, 2)]) == NO_PRIOR
 
 
-def test_cells_with_one_variance_give_it_back():
+def test_the_common_variance_of_many_cells_is_recovered():
     rng = np.random.default_rng(0)
     spreads = 0.7 * np.sqrt(rng.chisquare(2, 400) / 2)
     found = squeeze([(float(spread), 2) for spread in spreads])
     assert found.deviation == pytest.approx(0.7, rel=0.1) and found.degrees == MOST_DEGREES
 
 
-def test_a_prior_is_of_the_other_cells_first_pairs_and_of_those_that_are_broken_alike():
+def test_a_prior_comes_from_the_first_pairs_of_other_cells_of_the_same_kind():
     rng = random.Random(0)
     cells = {name: [rng.gauss(0, 0.3) for _ in range(5)] for name in "abcd"}
     cells |= {name: [rng.gauss(-60, 9) for _ in range(3)] for name in "wxyz"}
@@ -57,7 +57,7 @@ def test_a_prior_is_of_the_other_cells_first_pairs_and_of_those_that_are_broken_
     assert {**priors({**cells, **identical}, 1.0, 0.1), "e": None} == {**priors(cells, 1.0, 0.1), "e": None}
 
 
-def test_a_prior_is_fixed_at_the_first_pair_that_has_one_and_at_the_third_without():
+def test_a_prior_is_fixed_at_the_first_pair_that_has_one_or_at_the_third_pair():
     cells = {"a": [0.1, -0.2, 0.3], "b": [0.2, 0.5], "c": [0.1], "d": []}
     assert priors(cells, 1.0) == {"a": NO_PRIOR}
     more = {**cells, "e": [0.0, 0.1, 0.4], "f": [0.2, 0.3, -0.1]}

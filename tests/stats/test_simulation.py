@@ -8,7 +8,7 @@ import scipy.stats
 
 from cpdrun.stats.evidence import SpreadPrior, Verdict, judge
 
-SEARCHES = 2000
+SEARCHES = 500
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def simulation(monkeypatch):
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("name", ["normal", "skewed towards bad runs, -0.5", "heavy tails, t with 3 degrees"])
-def test_wrong_verdicts_are_at_most_as_many_as_allowed(simulation, name, pooled):
+def test_the_share_of_wrong_verdicts_is_at_most_the_allowed_one(simulation, name, pooled):
     draw = simulation.NOISE[name]
     for wrong in simulation.searches(draw, draw, -2.0, 2.0, SEARCHES, 1, pooled=pooled):
         found = scipy.stats.binomtest(int((wrong <= simulation.PAIRS).sum()), SEARCHES)
@@ -37,7 +37,7 @@ def test_a_pooled_spread_settles_more_by_the_third_pair(simulation):
 
 
 @pytest.mark.parametrize("degrees", [0, 4])
-def test_the_simulated_rule_is_the_rule_of_a_search(simulation, degrees):
+def test_the_simulation_decides_as_a_search_does(simulation, degrees):
     x = np.random.default_rng(0).normal(size=(60, 30)) + np.repeat([0.0, 1.0, -1.0], 20)[:, None]
     prior = SpreadPrior(0.8, degrees)
     certified, refuted = simulation.settled(x, (0.8, degrees), 0.5, 0.025, 0.05, 0.1)

@@ -79,7 +79,7 @@ class Normed(nn.Sequential):
 
 @pytest.mark.parametrize("N", [CHUNK // 2, CHUNK, CHUNK + 4])
 def test_chunked_gradients_are_the_same_for_any_split(digits, N):
-    """Including ranks that have a part of a chunk, and a short last chunk."""
+    """This includes ranks that hold only a part of a chunk, and a last chunk that is shorter than the others."""
     torch.manual_seed(1)
     model, index_NxB = Normed(), torch.randint(1000, (N, B))
     losses, gradients = ChunkedGradients(objective(model, digits, Workers(N)))(index_NxB, 7)

@@ -26,16 +26,16 @@ def test_seeds_are_stable_and_differ_by_purpose_and_key():
 def test_running_statistics_follow_worker_0():
     model = nn.BatchNorm1d(3)
     alone = nn.BatchNorm1d(3)
-    played = SharedModel(model, Workers(4))
+    shared = SharedModel(model, Workers(4))
     for step in range(3):
         x_by_worker = torch.randn(4, 8, 3, generator=generator("x", step))
         alone(x_by_worker[0])
-        played.begin_step()
+        shared.begin_step()
         for worker in range(4):
-            played.begin_worker(worker)
+            shared.begin_worker(worker)
             model(x_by_worker[worker])
-            played.end_worker(worker)
-        played.end_step()
+            shared.end_worker(worker)
+        shared.end_step()
     for name, value in alone.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
 

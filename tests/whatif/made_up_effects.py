@@ -12,30 +12,25 @@ def effects(
     bias=0.0,
     **roles,
 ):
+    """Return effects with these figures of gradients, and with a signal-to-noise ratio for each of the other roles."""
     gradient = {
         "underflow": underflow,
         "saturation": saturation,
         "snr_db": 20.0,
         "bias": bias,
         "cosine": cosine,
-        "sum_error": sum_error,
-        "growth": 2.0,
     }
+    gradient |= {"sum_error": sum_error, "growth": 2.0}
     of_layers = layers if layers is not None else {"fc.weight": gradient}
-    return {
-        "role": {
-            "gradient": {"all": gradient, "layers": of_layers},
-            "update": {"all": {"update_lost": update_lost}, "layers": {}},
-            **{
-                role: {"all": {"snr_db": snr, "cosine": _cosine(snr)}, "layers": {}}
-                for role, snr in roles.items()
-            },
-        }
+    others = {
+        role: {"all": {"snr_db": snr, "cosine": _cosine(snr)}, "layers": {}} for role, snr in roles.items()
     }
+    update = {"all": {"update_lost": update_lost}, "layers": {}}
+    return {"role": {"gradient": {"all": gradient, "layers": of_layers}, "update": update, **others}}
 
 
 def _cosine(snr_db):
-    """Of a value and itself with an independent error."""
+    """Return the cosine between a value and its sum with an independent error."""
     return (1 + 10 ** (-snr_db / 10)) ** -0.5
 
 

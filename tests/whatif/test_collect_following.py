@@ -1,4 +1,4 @@
-"""What several steps keep: with error feedback, the bits of a run's own sums; without, the sums that were seen."""
+"""Sums over several steps: with error feedback, they equal the bits of a run's own sums."""
 
 import math
 
@@ -43,7 +43,7 @@ def simulate_rounding(how: Sum, rule) -> MultiStepSums:
         ("e3m0", None, {"order": "rank", "rounding": "stochastic"}),
     ],
 )
-def test_a_run_of_the_same_gradients_carries_and_sums_the_same_bits(fmt, rule, knobs):
+def test_the_simulation_has_the_residuals_and_sums_of_a_run(fmt, rule, knobs):
     how = Sum.of(fmt, error_feedback=True, **knobs)
     found = simulate_rounding(how, rule)
     sync = AllReduceSync(
@@ -60,8 +60,8 @@ def test_a_run_of_the_same_gradients_carries_and_sums_the_same_bits(fmt, rule, k
     assert found.figures()["steps"] == STEPS and 0 < found.figures()["steps_cosine"] < 1
 
 
-def test_what_never_reaches_the_format_comes_back_in_later_steps_alone():
-    """A tenth of the smallest value, the same in each step: a single sum is 0, and each fifth or so is not."""
+def test_values_below_the_smallest_are_sent_in_later_steps_by_error_feedback():
+    """A tenth of the smallest value in each step: a single sum is 0, but about every fifth is not."""
     g = np.full((1, 3), 0.1, np.float32) * 2.0**-2
     found, forgets = MultiStepSums(ErrorFeedback()), MultiStepSums(None)
     how, ends = Sum.of("e3m0", order="rank"), np.zeros((1, 1), np.float32)

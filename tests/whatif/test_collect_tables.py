@@ -1,12 +1,10 @@
 """Tables against a direct count: every element rounded by custom_fp.quantize, in float64, one by one.
 
-Counts are equal bit for bit. Sums of a table are added in another order and from integers, exact but for the last
-products: each is a sum of at most n terms of one sign, or a difference of such (error, product), so that it differs
-from the direct sum by less than n 2^-52 of the sum of the terms' magnitudes; the tests ask for 1e-11 of that, for n
-below 2^15.
+Counts are equal bit for bit. Sums of a table have another order and are exact except for the last products. Each is a
+sum of at most n terms of one sign, or a difference of two such sums (error, product), so it differs from the direct sum
+by less than n 2^-52 of the sum of the terms' magnitudes. The tests allow 1e-11 of that, for n below 2^15.
 """
 
-import itertools
 import math
 from dataclasses import fields
 
@@ -23,22 +21,8 @@ from cpdrun.whatif.collect import moments as of_tables
 from cpdrun.whatif.collect.observation import TensorStatistics
 from cpdrun.whatif.simulate.rounding_error import rounding_error_of, rounding_error_of_values
 
-FORMATS = (
-    "e5m2",
-    "e4m3",
-    "e4m3fn",
-    "e3m0",
-    "e2m1fn",
-    "e2m3fn",
-    "e1m2",
-    "e1m2fn",
-    "e1m0",
-    "e4m0",
-    "e4m0fn",
-    "e8m0",
-    "e8m10",
-)
-FORMATS += ("e5m10", "e8m7", "e3m1fn", "e6m9", "e5m2b20", "e4m3b-30", "e7m1fn")
+FORMATS = ["e5m2", "e4m3fn", "e3m0", "e2m1fn", "e1m2", "e1m2fn", "e1m0", "e4m0fn", "e8m0", "e8m10", "e5m10"]
+FORMATS += ["e5m2b20", "e4m3b-30"]
 SHIFTS = (0, 7, -9, 130, -140)
 
 
@@ -50,16 +34,16 @@ def seen_of(*tensors: torch.Tensor) -> TensorStatistics:
 
 
 def check(x: torch.Tensor, seen: TensorStatistics, fmt: Format, shift: int) -> None:
-    """Values beyond the largest are those that quantize makes something else of than saturation; their error is that
-    of the largest value."""
+    """Values beyond the largest are those that quantize would change without saturation. Their error is that of the
+    largest value."""
     finite = x[torch.isfinite(x) & (x != 0)].double()
     scaled = finite * 2.0**shift
     rounded = custom_fp.quantize(scaled, fmt).double()
     taken = custom_fp.quantize(scaled, fmt, overflow="saturate").double()
-    # what has no inf and no NaN saturates in any case: it is beyond where a format with one more binade has a larger
-    # value
     past = (~torch.isfinite(rounded)) | (rounded.abs() > fmt.max)
-    if not fmt.has_inf and not fmt.has_nan:
+    if (
+        not fmt.has_inf and not fmt.has_nan
+    ):  # it always saturates: a format with one more binade has larger values
         wide = Format(fmt.exponent_bits + 1, fmt.mantissa_bits, fmt.bias, "ieee")
         past = custom_fp.quantize(scaled, wide).double().abs() > fmt.max
     q, a = taken.abs() * 2.0**-shift, finite.abs()
@@ -67,10 +51,9 @@ def check(x: torch.Tensor, seen: TensorStatistics, fmt: Format, shift: int) -> N
     found = rounding_error_of(seen, fmt, shift)
     assert (found.count, found.to_zero) == (len(a), int(((taken == 0) & ~past).sum()))
     assert found.beyond == int(past.sum())
+    square = max(float((a * a).sum()), 1e-300)
     for got, terms in ((found.error, e), (found.squared_error, e * e), (found.product, a * e)):
-        assert abs(got - float(terms.sum())) <= 1e-11 * max(float((a * a).sum()), 1e-300) or abs(
-            got - float(terms.sum())
-        ) <= 1e-11 * float(terms.abs().sum())
+        assert abs(got - float(terms.sum())) <= 1e-11 * max(square, float(terms.abs().sum()))
     assert math.isclose(found.magnitude, float(a.sum()), rel_tol=1e-11)
     assert math.isclose(found.square, float((a * a).sum()), rel_tol=1e-11)
 
@@ -93,17 +76,9 @@ def hard():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_scalar_format_and_shift_counts_as_rounding_one_by_one(hard, name):
+def test_every_scalar_format_and_shift_counts_as_a_direct_count(hard, name):
     for shift in SHIFTS:
         check(*hard, Format.parse(name), shift)
-
-
-def test_small_tensors_one_by_one_are_what_cells_give(hard):
-    x = hard[0][::31]
-    parts = x.split(1500)
-    (small_k, small), (k, rows) = of_tables.add(*of_tables.tables(parts)), of_tables.tables([x])[0]
-    assert torch.equal(small_k, k)
-    assert torch.allclose(small, rows, rtol=1e-11, atol=0.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -114,14 +89,14 @@ def test_small_tensors_one_by_one_are_what_cells_give(hard):
     st.sampled_from(["ieee", "fn"]),
     st.integers(-40, 40),
 )
-def test_any_values_any_format_any_shift(values, e, m, family, shift):
+def test_random_values_formats_and_shifts(values, e, m, family, shift):
     if family == "fn" and e == 8 and m:
         return
     x = torch.tensor(values)
     check(x, seen_of(x), Format(e, m, None, family), shift)
 
 
-def test_wide_formats_are_bounded():
+def test_errors_of_wide_formats_are_bounds():
     torch.manual_seed(0)
     x = torch.randn(5000) * torch.exp2(torch.randint(-20, 3, (5000,)))
     for name in ("e8m11", "e5m12", "e8m16"):
@@ -133,54 +108,40 @@ def test_wide_formats_are_bounded():
     assert rounding_error_of(seen_of(x), Format.parse("fp32")).squared_error == 0
 
 
-def test_values_themselves_tally_as_their_table(hard):
-    x = hard[0][::7]
-    fmt = Format.parse("e4m3")
-    by_table, by_value = (
-        rounding_error_of(seen_of(x), fmt),
-        rounding_error_of_values(x.numpy(), custom_fp.quantize(x, fmt).numpy(), fmt.max),
-    )
-    assert (by_table.count, by_table.to_zero, by_table.beyond) == (
-        by_value.count,
-        by_value.to_zero,
-        by_value.beyond,
-    )
+def test_values_and_their_table_have_the_same_errors(hard):
+    x, fmt = hard[0][::7], Format.parse("e4m3")
+    by_table = rounding_error_of(seen_of(x), fmt)
+    by_value = rounding_error_of_values(x.numpy(), custom_fp.quantize(x, fmt).numpy(), fmt.max)
+    for name in ("count", "to_zero", "beyond"):
+        assert getattr(by_table, name) == getattr(by_value, name)
     assert math.isclose(by_table.squared_error, by_value.squared_error, rel_tol=1e-11)
 
 
-def test_tables_add_and_leave_what_they_read():
+def test_tables_add_up_and_do_not_change_their_input():
     torch.manual_seed(1)
     x, y = torch.randn(3000), torch.randn(70) * 1e-3
-    kept = x.clone()
+    before = x.clone()
     both, (together,) = of_tables.add(*of_tables.tables([x, y])), of_tables.tables([torch.cat([x, y])])
     assert torch.equal(both[0], together[0]) and torch.allclose(both[1], together[1], rtol=1e-11, atol=0)
-    assert torch.equal(x, kept)
-    assert [
-        len(k) for k, _ in of_tables.tables([torch.zeros(5), torch.zeros(0), torch.tensor([math.nan])])
-    ] == [0, 0, 0]
+    assert torch.equal(x, before)
+    empty = of_tables.tables([torch.zeros(5), torch.zeros(0), torch.tensor([math.nan])])
+    assert [len(k) for k, _ in empty] == [0, 0, 0]
 
 
-def test_cells_decide_every_spacing():
-    """All of a cell rounds alike: its ends, seen from within, and its middle."""
+def test_all_values_of_a_cell_round_alike():
     low_C, q_CxS = cells.roundings(torch.device("cpu"))
     odd = torch.arange(len(low_C)) % 2 == 1
     for s, m in enumerate(of_tables.SPACINGS):
         fmt = Format(2, 0, 0) if m < 0 else Format(8, m)
-        for offset in itertools.chain((2.0**-23, 2.0**-11 - 2.0**-23)):
+        for offset in (2.0**-23, 2.0**-11 - 2.0**-23):  # both ends of a cell, from within
             assert torch.equal(custom_fp.quantize((low_C + offset).float(), fmt)[odd].double(), q_CxS[odd, s])
 
 
-def test_the_extension_counts_what_the_matrices_do(hard):
-    """Bit for bit: every cell of thirteen binades from both sides, any bits at all, and tensors without values."""
-    drawn = torch.manual_seed(2)
-    anything = torch.randint(-(1 << 31), (1 << 31) - 1, (50_000,), generator=drawn).int().view(torch.float32)
-    flat = [
-        hard[0],
-        anything,
-        torch.zeros(3),
-        torch.tensor([math.inf, 1e-40]),
-        torch.randn(5, generator=drawn),
-    ]
+def test_the_extension_equals_the_matrices_bit_for_bit(hard):
+    """Every cell of thirteen binades from both sides, random bits, and tensors without values."""
+    rng = torch.manual_seed(2)
+    any_bits = torch.randint(-(1 << 31), (1 << 31) - 1, (50_000,), generator=rng).int().view(torch.float32)
+    flat = [hard[0], any_bits, torch.zeros(3), torch.tensor([math.inf, 1e-40]), torch.randn(5, generator=rng)]
     (sums_reference, expected), (sums_native, found) = cells.sums_reference(flat), cells.sums_native(flat)
     for one, other in zip(sums_reference, sums_native, strict=True):
         assert torch.equal(one.binades, other.binades)

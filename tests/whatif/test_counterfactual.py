@@ -1,4 +1,4 @@
-"""Explanations that rest on an observed run. The answers of the process that computes effects are made up."""
+"""Explanations that use an observed run. The process that computes effects is replaced."""
 
 import math
 from collections import Counter
@@ -47,16 +47,14 @@ def add(tmp_path):
     return make
 
 
-def effects(cosine, sum_error, layers=None, **others):
+def effects(cosine, sum_error, **others):
     figures = {"cosine": cosine, "sum_error": sum_error, "underflow": 0.4, "growth": 2.0, "snr_db": 3.0}
-    roles = {"gradient": {"all": figures, "layers": layers or {"a": figures}}}
-    return {
-        "role": roles | {role: {"all": of, "layers": {"conv": of}} for role, of in others.items()},
-        "uncovered": [],
-    }
+    roles = {"gradient": {"all": figures, "layers": {"a": figures}}}
+    roles |= {role: {"all": of, "layers": {"conv": of}} for role, of in others.items()}
+    return {"role": roles, "uncovered": []}
 
 
-def test_fixes_are_ranked_by_computed_gain_with_the_figure_before_and_after(add, monkeypatch):
+def test_fixes_are_ranked_by_their_computed_gain(add, monkeypatch):
     baseline = add(0.98, "format=fp32", "aps=false")
     baseline.observed.touch()
     layer = {"format": "e3m0", "exponent_min": -20, "exponent_max": -6, "underflow": 1.0, "sum_error": 1.0}
@@ -87,15 +85,13 @@ def test_fixes_are_ranked_by_computed_gain_with_the_figure_before_and_after(add,
     assert (found.fixes[0].figure, found.fixes[0].before, found.fixes[0].after) == ("cosine", 0.0, 0.8)
     assert not any("kahan" in word or "order" in word for fix in found.fixes for word in fix.words)
     assert found.parts == {"range": pytest.approx(0.3), "additions": pytest.approx(0.5), "mantissa": 0.2}
-    assert any(
-        "50 % from rounded additions, 30 % from the format's range" in line for line in found.sentences
-    )
+    said = "50 % from rounded additions, 30 % from the format's range"
+    assert any(said in line for line in found.sentences)
     assert "the sum keeps 80 % of its direction instead of nothing" in found.fixes[0].text
     [fed] = [fix for fix in found.fixes if fix.words == ("sync.error_feedback=true",)]
     assert (fed.figure, fed.before, fed.after) == ("steps_cosine", 0.0, 0.7)
-    assert (
-        "over the 16 observed steps" in fed.text and "70 % of their direction instead of nothing" in fed.text
-    )
+    assert "over the 16 observed steps" in fed.text
+    assert "70 % of their direction instead of nothing" in fed.text
     assert not found.not_seen
 
 
@@ -110,24 +106,18 @@ def test_a_case_that_differs_in_one_setting_is_a_measured_fix(add):
     assert found.lost == pytest.approx(0.38)
     [fix] = found.fixes
     assert (fix.basis, fix.run, fix.value) == (MEASURED, better.name, 0.97)
-    assert fix.words == tuple(
-        f"precision.{role}=e4m3" for role in ("activations", "errors", "weights")
-    )  # and not the case
+    assert fix.words == tuple(f"precision.{role}=e4m3" for role in ("activations", "errors", "weights"))
 
 
-def test_the_role_with_the_largest_damage_is_the_reason_and_a_rule_in_front_fixes_it(add, monkeypatch):
+def test_the_role_with_the_largest_damage_is_the_reason(add, monkeypatch):
     baseline = add(0.98, "exp=digits_recipes", "recipe=bf16")
     baseline.observed.touch()
     run = add(0.90, "exp=digits_recipes", "recipe=fp8_tensorwise")
     changes = changes_of_products(read_config(run))
-    assert [one.description for one in changes][:3] == [
-        "weights in bf16",
-        "activations in bf16",
-        "errors in bf16",
-    ]
-    assert changes[1].config["precision"]["rules"][0]["role"] == "input" and not changes_of_sums(
-        read_config(run)
-    )
+    roles = ("weights", "activations", "errors")
+    assert [one.description for one in changes][:3] == [f"{role} in bf16" for role in roles]
+    assert changes[1].config["precision"]["rules"][0]["role"] == "input"
+    assert not changes_of_sums(read_config(run))
 
     def compute(observed, configs, sweep, may_import=()):
         def of(config):
@@ -146,7 +136,7 @@ def test_the_role_with_the_largest_damage_is_the_reason_and_a_rule_in_front_fixe
     assert "the signal-to-noise ratio of activations is 40.0 dB instead of 9.0 dB" in found.fixes[0].text
 
 
-def test_worst_layers_are_by_the_figure_of_their_role():
+def test_the_worst_layers_are_those_with_the_lowest_ratio():
     from types import SimpleNamespace
 
     layers = {"a": {"snr_db": 20.0}, "b": {"snr_db": 3.0}, "c": {"snr_db": None}}
@@ -162,24 +152,20 @@ def test_an_observation_is_read_and_drawn_without_torch(add):
         draw_tensors(study)
     assert read_observed(baseline) is None
     seen = {}
+    normal = torch.randn(500, generator=torch.Generator().manual_seed(0))
     for name, scale in (("a", 2.0**-20), ("b", 2.0**-4)):
-        x = torch.randn(500, generator=torch.Generator().manual_seed(0)) * scale
-        ((binades, rows),) = tables([x])
-        seen[name] = TensorStatistics(
-            binades.numpy().astype(np.int16), rows.numpy(), 0, 0, float(x.abs().max()), 500
-        )
+        ((binades, rows),) = tables([normal * scale])
+        largest = float(normal.abs().max()) * scale
+        seen[name] = TensorStatistics(binades.numpy().astype(np.int16), rows.numpy(), 0, 0, largest, 500)
     about = {"world_size": 8, "steps": 1}
     steps = {0: {"gradient": seen, "weight": {"a": seen["b"]}}, 3: {"gradient": {"a": seen["a"]}}}
     Observation(about, steps).save(baseline.observed)
     found = read_observed(baseline)
     assert (found.workers, found.steps, list(found.looks)) == (8, 2, ["gradient", "weight"])
-    x = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 2.0**-20
-    wanted = Counter(math.frexp(value)[1] - 1 for value in x.abs().tolist())
+    wanted = Counter(math.frexp(value)[1] - 21 for value in normal.abs().tolist())
     assert [look.counts for look in found.looks["gradient"]["a"]] == [wanted, wanted]
     figure = draw_tensors(study)
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert texts[0].startswith("100 % below") and not texts[1].startswith(
-        "100 %"
-    )  # e3m0 with a shift a layer
+    assert texts[0].startswith("100 % below") and not texts[1].startswith("100 %")
     baseline.observed.write_bytes(b"PK")
     assert read_observed(baseline) is None

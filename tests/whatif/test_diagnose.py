@@ -1,4 +1,4 @@
-"""`cpdrun report` on trained runs: the fix that it names works, and what it cannot explain gets a clear line."""
+"""`cpdrun report` on one run: the fix that it names works, and runs that it cannot explain get one line."""
 
 import json
 
@@ -11,7 +11,7 @@ from cpdrun.report.diagnosis import explain as document
 from cpdrun.sweep import plan
 from cpdrun.whatif.diagnosis import ESTIMATED, MEASURED, CannotDiagnoseError, diagnose
 
-FEW = ("exp=digits_bits", "seed=0", "epochs=4", "device=cpu", "statistics.every_steps=8")
+FEW = ("exp=digits_bits", "seed=0", "epochs=4", "model.width=8", "device=cpu", "statistics.every_steps=8")
 
 
 def explain(run):
@@ -20,7 +20,7 @@ def explain(run):
 
 @pytest.fixture
 def train(tmp_path, train_here):
-    """train("format=e3m0", ...) -> the RunDir of a digits run in one sweep, trained."""
+    """train("format=e3m0", ...) -> the RunDir of a trained digits run; all are of one sweep."""
 
     def make(*typed: str, start: bool = True):
         (planned,) = plan([*FEW, *typed, f"results_dir={tmp_path}"]).runs
@@ -33,7 +33,7 @@ def train(tmp_path, train_here):
     return make
 
 
-def test_the_fix_that_explain_names_fixes_the_run(train, capsys):
+def test_the_first_fix_repairs_the_run(train, capsys):
     train("format=fp32", "aps=false")
     lost = train("format=e3m0", "aps=false")
     found = explain(lost)
@@ -59,7 +59,7 @@ def test_the_fix_that_explain_names_fixes_the_run(train, capsys):
     assert capsys.readouterr().out.splitlines() == again.sentences
 
 
-def test_what_cannot_be_explained_gets_one_line(train, capsys):
+def test_a_run_that_cannot_be_explained_gets_one_line(train, capsys):
     pending = train("format=e4m3", "aps=false", start=False)
     with pytest.raises(CannotDiagnoseError, match="has not begun"):
         explain(pending)
@@ -82,12 +82,10 @@ def test_what_cannot_be_explained_gets_one_line(train, capsys):
     with pytest.raises(CannotDiagnoseError, match="cannot be read"):
         explain(failed)
     capsys.readouterr()
+    either = "Name either one run, or one or more sweeps"
     for words, line in [
-        ([str(pending.sweep.path), str(pending.path)], "Name either one run, or one or more sweeps"),
-        (
-            [str(pending.path), str(failed.path)],
-            "2 runs were named. Name either one run, or one or more sweeps",
-        ),
+        ([str(pending.sweep.path), str(pending.path)], either),
+        ([str(pending.path), str(failed.path)], f"2 runs were named. {either}"),
         (["nothing_like_it", f"results_dir={pending.sweep.path.parent}"], "no run 'nothing_like_it'"),
     ]:
         assert main(["report", *words]) == 2

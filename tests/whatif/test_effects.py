@@ -1,4 +1,4 @@
-"""What is asked of an observed run is answered also if a signal ends the process that answers."""
+"""Effects of an observed run are computed again if a signal ends the process that computes them."""
 
 import signal
 import sys
@@ -25,7 +25,7 @@ out.write_text(json.dumps({{name: {{}} for name in json.loads(asked.read_text())
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    """ask(signal, n) -> what is answered by a process of which the first n are ended by that signal."""
+    """ask(signal, n) -> the effects, if the signal ends the first n processes that compute them."""
 
     def asked(number: signal.Signals, fatal: int) -> dict:
         (tmp_path / "answers.py").write_text(ANSWERS.format(signal=number.name))
@@ -41,10 +41,16 @@ def ask(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
-def test_one_that_a_signal_ends_is_asked_again(ask, number):
+def test_effects_are_computed_again_after_a_signal(ask, number):
     assert ask(number, 1).keys() == {"narrow"}
 
 
-def test_one_that_always_ends_by_a_signal_has_no_answer(ask):
+def test_a_process_that_always_ends_by_a_signal_is_an_error(ask):
     with pytest.raises(effects.NoEffectsError):
         ask(signal.SIGKILL, 99)
+
+
+def test_an_error_of_the_process_is_an_error(ask, monkeypatch):
+    monkeypatch.setitem(globals(), "ANSWERS", "raise ValueError('no observation')")
+    with pytest.raises(effects.NoEffectsError, match="cannot be computed"):
+        ask(signal.SIGKILL, 0)

@@ -1,4 +1,4 @@
-"""Test the fit behind `cpdrun predict`: its likelihood, the committed coefficients, and networks that were left out."""
+"""The fit behind `cpdrun predict`: its likelihood, the committed coefficients, and networks that were left out."""
 
 import math
 from pathlib import Path
@@ -39,27 +39,29 @@ def simulate(rng, experiments, candidates, intercept, slope, deviation):
     return scores, (rng.random(len(groups)) < 1 / (1 + np.exp(-logits))).astype(float), groups
 
 
-@pytest.mark.parametrize("parameters", [(0.5, 1.0, 0.5), (8.0, 3.2, 2.6), (0.0, 2.0, 4.0)])
+@pytest.mark.parametrize("parameters", [(0.5, 1.0, 0.5), (0.0, 2.0, 4.0)])
 def test_the_quadrature_equals_a_numerical_integral(script, parameters):
     scores, fails, groups = simulate(np.random.default_rng(0), 5, 8, 1.0, 1.5, 2.0)
     intercept, slope, deviation = parameters
 
-    def integrand(level, group):
-        here = groups == group
-        p = 1 / (1 + np.exp(-(intercept + slope * scores[here] + deviation * level)))
-        return norm.pdf(level) * np.prod(np.where(fails[here] == 1, p, 1 - p))
+    def likelihood(group):
+        x, y = scores[groups == group], fails[groups == group]
 
-    exact = sum(
-        math.log(quad(integrand, -9, 9, args=(g,), epsabs=0, epsrel=1e-10, limit=500)[0]) for g in range(5)
-    )
+        def integrand(level):
+            p = 1 / (1 + np.exp(-(intercept + slope * x + deviation * level)))
+            return norm.pdf(level) * np.prod(np.where(y == 1, p, 1 - p))
+
+        return quad(integrand, -9, 9, epsabs=0, epsrel=1e-8, limit=500)[0]
+
+    exact = sum(math.log(likelihood(group)) for group in range(5))
     # the fit moves by a standard error when the log-likelihood changes by .5
     assert script.log_likelihood(scores, fails, groups, parameters) == pytest.approx(exact, abs=1e-3)
 
 
 def test_the_fit_recovers_the_parameters_of_simulated_data(script):
     truth = (2.0, 1.5, 2.0)
-    intercept, slope, deviation = script.fit(*simulate(np.random.default_rng(1), 400, 10, *truth))
-    # standard errors: the intercept's is about 2 / sqrt(400) = .1, the others' are smaller
+    intercept, slope, deviation = script.fit(*simulate(np.random.default_rng(1), 200, 10, *truth))
+    # standard errors: the intercept's is about 2 / sqrt(200) = .14, the others' are smaller
     assert intercept == pytest.approx(2.0, abs=0.35)
     assert slope == pytest.approx(1.5, abs=0.15) and deviation == pytest.approx(2.0, abs=0.25)
 
@@ -72,7 +74,7 @@ def test_the_committed_model_is_the_fit_of_the_committed_data(script, rows):
         assert getattr(fitted_model(), name) == pytest.approx(getattr(model, name), rel=1e-3)
 
 
-def test_networks_left_out_are_ranked(script, rows, left_out):
+def test_candidates_of_networks_left_out_are_ranked(script, rows, left_out):
     found = script._every(left_out)
     damages = [script.damage_of(row).total for row in rows]
     assert script.roc_auc_score([row["fails"] == "1" for row in rows], damages) > 0.93
@@ -80,13 +82,13 @@ def test_networks_left_out_are_ranked(script, rows, left_out):
     assert script.brier(found) < 0.11
 
 
-def test_the_80_percent_ranges_hold_on_networks_left_out(left_out):
+def test_the_80_percent_ranges_cover_networks_left_out(left_out):
     """14.4 of 18 experiments are expected. The probability of fewer than 11 is 2 %."""
     assert sum(each.is_in_range for each in left_out) >= 11
     assert sum(each.is_in_range_after_one for each in left_out) >= 11
 
 
-def test_four_bits_are_ranked_behind_eight_in_a_network_left_out(left_out):
+def test_four_bits_are_ranked_after_eight_in_a_network_left_out(left_out):
     [llama] = [each for each in left_out if each.name == "llama_fp4"]
     chances = {each.row["candidate"]: each.chance.mean for each in llama.candidates}
     eight = max(chances[name] for name in ("mxint8", "mxfp8", "fp8"))
@@ -99,10 +101,9 @@ def test_e3m0_of_64_workers_is_ranked_by_its_order_of_summation(left_out):
 
     def find(order):
         start = f"e3m0 with APS, workers 64, sync.order {order}, sync.rounding nearest"
+        by_name = {each.row["candidate"]: each for each in workers.candidates}
         [found] = [
-            each
-            for each in workers.candidates
-            if each.row["candidate"].startswith(start) and each.row["candidate"].endswith("kahan no")
+            one for name, one in by_name.items() if name.startswith(start) and name.endswith("kahan no")
         ]
         return float(found.row["gap"]), found.logit
 

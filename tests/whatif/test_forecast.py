@@ -1,4 +1,4 @@
-"""From effects to damage, to a chance of failing, to what is printed. No run is trained."""
+"""From effects to damage, to a chance of failing, to the printed ranking. No run is trained."""
 
 import io
 import math
@@ -55,7 +55,7 @@ def test_damage_of_roles_combines_and_the_forward_pass_counts_twice():
     assert forward.total > back.total
 
 
-def test_a_tensor_that_was_zero_before_is_not_damaged():
+def test_a_tensor_that_was_zero_before_has_no_damage():
     dead, lost = ({"cosine": None, "snr_db": snr} for snr in (None, 0.0))
     assert damage(effects(layers={"a": dead})) == damage(effects())
     assert damage(effects(layers={"a": lost})).layers > 2.9
@@ -102,7 +102,7 @@ def test_the_posterior_of_the_level_is_that_of_a_numerical_integral():
     assert model.level_weights([(1.0, 0.5)]) == pytest.approx(model.level_weights())
 
 
-def test_a_trained_candidate_moves_and_narrows_the_range():
+def test_trained_candidates_move_and_narrow_the_range():
     model = fitted_model()
     before, failed, passed = (
         model.chance(0.0, model.level_weights(trained)) for trained in ([], [(0.0, 1.0)], [(0.0, 0.0)])
@@ -113,12 +113,12 @@ def test_a_trained_candidate_moves_and_narrows_the_range():
     assert many.high - many.low < 0.5 * (before.high - before.low)
 
 
-def test_a_looser_margin_is_missed_less_often():
+def test_a_wider_margin_lowers_the_chance_of_failing():
     chances = [forecast("e3m0", 4, strictness=s, cosine=0.9).chance.mean for s in (2.6, 2.3, 2.0, 1.7)]
     assert chances == sorted(chances, reverse=True) and chances[0] - chances[-1] > 0.1
 
 
-def test_outcomes_pool_their_spread():
+def test_the_failure_chance_of_an_outcome_pools_its_spread():
     assert failure_chance(-1.0, 0.3, 3, 0.5, 1.0) == pytest.approx(0.5)
     assert failure_chance(-2.0, 0.3, 3, 0.5, 1.0) > 0.95 > 0.05 > failure_chance(0.0, 0.3, 3, 0.5, 1.0)
     assert failure_chance(-2.0, 0.0, 3, 0.0, 1.0) == 1.0
@@ -150,7 +150,7 @@ FORMATS = (
 )
 
 
-def test_the_narrowest_format_is_the_last_with_all_wider_widths_good_enough():
+def test_the_narrowest_format_is_below_widths_that_are_all_good_enough():
     found = LadderForecast.of("with APS", [with_chance(*each) for each in FORMATS])
     names = [[each.subject.name for each in width] for width in found.widths]
     assert names == [["e4m3"], ["e3m2", "e2m3"], ["e3m0"], ["e2m0"]]
@@ -163,47 +163,24 @@ def test_the_narrowest_format_is_the_last_with_all_wider_widths_good_enough():
     assert [each.subject.name for each in ranked([found, broken])][:2] == ["e4m3", "e3m2"]
 
 
-def test_the_ranking_comes_first_then_the_narrowest_with_its_range():
-    found = LadderForecast.of("with APS", [with_chance(*each) for each in FORMATS])
-    said = summarize([found], CONTEXT)
-    assert said[0] == (
-        "Ranking, least likely to fail first: e4m3 with APS, e3m2 with APS, e3m0 with APS, e2m3 with APS, "
-        "e2m0 with APS."
-    )
-    assert said[1] == (
-        "With APS: the narrowest format that is likely within 1 point of fp32 is e3m0 with APS (4 bits), which fails "
-        "with 1 to 60 %. In the 80 % range it is between e2m0 with APS (3 bits) and e3m2 with APS (6 bits)."
-    )
-    assert "no candidate of this one was trained. Train e2m3 with APS" in said[2]
-    assert said[-1].endswith("cpdrun search certifies.")
-    none = summarize([LadderForecast.of("without APS", [with_chance("e4m3", 8, 0.9, 0.97, 0.99)])], CONTEXT)
-    assert none[1] == (
-        "Without APS: no format is likely within 1 point of fp32; e4m3 with APS (8 bits) fails with 90 to 99 %."
-    )
-    console = Console(file=io.StringIO(), width=200)
-    console.print(make_table([found]))
-    shown = console.file.getvalue().splitlines()
-    assert shown[1].startswith("e4m3 with APS") and shown[5].startswith("e2m0 with APS")
-    assert "40 to 99" in shown[5]
-
-
-def test_trained_candidates_are_named_and_shown():
-    found = forecast("e3m0", 4, cosine=0.9, outcomes={"e3m0": Outcome(-0.42, 2, 0.3)})
-    ladders = [LadderForecast.of("with APS", [found])]
-    assert any(
-        "a trained candidate sets the level (e3m0 with APS)" in line for line in summarize(ladders, CONTEXT)
-    )
-    console = Console(file=io.StringIO(), width=200)
-    console.print(make_table(ladders))
-    assert "-0.42 (2 pairs)" in console.file.getvalue()
-    [candidate] = to_plain(predict_document(ladders, CONTEXT, []))["chains"][0]["candidates"]
-    assert candidate["trained"] == {"gap": -0.42, "pairs": 2, "failure_chance": 0.3}
-
-
-def test_what_the_prediction_does_not_cover_is_named():
+def test_the_printed_forecast(snapshot):
+    ladder = LadderForecast.of("with APS", [with_chance(*each) for each in FORMATS])
+    hopeless = LadderForecast.of("without APS", [with_chance("e4m3", 8, 0.9, 0.97, 0.99)])
+    trained = forecast("e3m0", 4, cosine=0.9, outcomes={"e3m0": Outcome(-0.42, 2, 0.3)})
     gossip = forecast("e9", 4, strictness=0.5, configured=config(sync="cpdrun.comm.gossip.algorithms.Choco"))
-    said = summarize([LadderForecast.of("with APS", [gossip])], CONTEXT)
-    assert any(
-        line.startswith("Not covered, and counted as no damage: effects of sync Choco") for line in said
-    )
-    assert any(line.startswith("The margin is 32 % of the metric's range") for line in said)
+    parts = []
+    for title, ladders in (
+        ("candidates without runs", [ladder]),
+        ("no good candidate", [hopeless]),
+        ("a trained candidate", [LadderForecast.of("with APS", [trained])]),
+        ("a wide margin and effects that are not covered", [LadderForecast.of("with APS", [gossip])]),
+    ):
+        console = Console(file=io.StringIO(), width=120)
+        console.print(make_table(ladders))
+        table = [line.rstrip() for line in console.file.getvalue().splitlines()]
+        parts += [f"## {title}", *summarize(ladders, CONTEXT), *table, ""]
+    snapshot("forecast", "\n".join(parts))
+    [candidate] = to_plain(predict_document([LadderForecast.of("with APS", [trained])], CONTEXT, []))[
+        "chains"
+    ][0]["candidates"]
+    assert candidate["trained"] == {"gap": -0.42, "pairs": 2, "failure_chance": 0.3}

@@ -107,8 +107,8 @@ class DdpExchange:
 
     def _refuse_hook(self, original: Callable, ddp: Any, state: Any, hook: Callable) -> None:
         raise UserError(
-            "the script registers its own communication hook, which would replace the exchange in the run's format. "
-            "Remove the call of register_comm_hook, or run with format=fp32"
+            "the script registers its own communication hook, which would bypass the exchange in the run's number "
+            "format. Remove the call to register_comm_hook, or run with format=fp32"
         )
 
 

@@ -59,7 +59,7 @@ class WeightLayout:
         *self.starts, self.length = [0, *accumulate(-(-n // ALIGNED) * ALIGNED for n in self.numels)]
 
     def zeros(self, W: int, device: torch.device) -> Tensor:
-        """Return zeros (W, D), float32."""
+        """Return float32 zeros of shape (W, D)."""
         return torch.zeros(W, self.length, device=device)
 
     def layer(self, x_WxD: Tensor, p: int) -> Tensor:

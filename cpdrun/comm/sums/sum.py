@@ -163,7 +163,7 @@ class Sum:
         if self.requantization:
             raise ValueError(
                 f"compat={self.compat} does not support format={self.fmt} with requantise={self.requantization}, "
-                "because the APS authors' code rounds every partial sum. Leave compat out"
+                "because the APS authors' code rounds every partial sum. Omit compat"
             )
 
 

@@ -158,10 +158,10 @@ def _workers_point(
 
 
 class Point(NamedTuple):
-    """A point of the plot against the longest chain.
+    """A point of the plot of the fewest bits against the longest chain.
 
-    `group` has the fewest bits, and is None if no format is certified or likely to be. Each `series` has its own color.
-    `text` is the tooltip.
+    `group` is the group with the fewest bits among those that are certified or likely to be certified, or None if there
+    is none. Each `series` has its own color. `text` is the tooltip.
     """
 
     chain: float

@@ -353,7 +353,7 @@ def write_allocation(rounds: Sequence[Round], chosen: Allocation) -> str:
     name = f"{question.experiment}_{ALLOCATED}"
     uniform = {f"{level_name(level)} everywhere": question.cases.uniform(level) for level in asked.uniform}
     cases = {FP32: question.cases.baseline(), **uniform, ALLOCATED: question.cases.of(chosen.levels)}
-    # The bound is cautious: even the lowest levels may be good enough.
+    # The bound is conservative: even the lowest levels may be good enough.
     if (lowest := costs_of(question).lowest()) != chosen.levels:
         cases[ALL_LOW] = question.cases.of(lowest)
     search: dict[str, Any] = {

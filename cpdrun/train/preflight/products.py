@@ -58,7 +58,7 @@ def coverage_of(model: nn.Module, forward: Callable[[], object]) -> Coverage:
     """Return the formats that the multiply-accumulates of a forward and a backward pass read.
 
     The model runs in evaluation mode, because some layers cannot train with one sample. Its mode is restored. If the
-    workers of one model are on several ranks, only the forward pass is counted.
+    workers that share a model are on several ranks, only the forward pass is counted.
 
     Args:
         model: The model.
