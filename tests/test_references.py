@@ -82,15 +82,12 @@ def test_killed_script_continues_and_preserves_handwritten_files(repository):
     script.communicate()
     kept = repository / "results" / "reference" / "tiny"
     assert sorted(path.name for path in kept.iterdir()) == ["README.md"]
-    (first, *_), times = (
-        finished(repository),
-        {path: path.stat().st_mtime_ns for path in finished(repository)},
-    )
+    times = {path: path.stat().st_mtime_ns for path in finished(repository)}
 
     script = start(repository, "tiny")
     out, err = script.communicate(timeout=PATIENCE_S)
     assert script.returncode == 0, out + err
-    assert first.stat().st_mtime_ns == times[first], "a finished run was done again"
+    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in times.items()), "finished runs stay"
     assert len(finished(repository)) == 2
     assert (kept / "README.md").read_text() == "by hand\n"
     made_by = (kept / "made_by.txt").read_text()
@@ -116,20 +113,16 @@ def test_killed_script_continues_and_preserves_handwritten_files(repository):
     assert len(finished(repository)) == 2, "existing runs are reported, not trained again"
 
 
-def test_uncommitted_changes_are_refused(repository):
+def test_uncommitted_changes_and_unknown_names_are_errors(repository):
     (repository / "conf" / "exp" / "tiny.yaml").write_text(TINY + "# changed\n")
-    script = start(repository, "tiny")
-    _, err = script.communicate(timeout=PATIENCE_S)
-    assert script.returncode == 2
-    assert "conf/exp/tiny.yaml" in err and "Commit first" in err
-    script = start(repository, "nothing")
-    _, err = script.communicate(timeout=PATIENCE_S)
-    assert script.returncode == 2
-    assert "no reference 'nothing'; there are: tiny" in err
-    script = start(repository, "--runs-of", "v9", "tiny")
-    _, err = script.communicate(timeout=PATIENCE_S)
-    assert script.returncode == 2
-    assert "--runs-of v9: no commit of this repository" in err
+    for words, said in (
+        (("tiny",), "conf/exp/tiny.yaml"),
+        (("nothing",), "no reference 'nothing'; there are: tiny"),
+        (("--runs-of", "v9", "tiny"), "--runs-of v9: no commit of this repository"),
+    ):
+        script = start(repository, *words)
+        _, err = script.communicate(timeout=PATIENCE_S)
+        assert script.returncode == 2 and said in err
 
 
 def test_each_reference_has_its_experiment():

@@ -15,7 +15,7 @@ from custom_fp import Overflow, Rounding, Rule, _native
 from custom_fp.formats.scalar import Format
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import beside, normal
+from tensors import beside, normal, same_bits
 
 SMALL = [
     Format(e, m, family=family)
@@ -43,8 +43,11 @@ def boundaries(fmt, dtype=torch.float32):
 
 
 def compare_with_oracle(x, fmt, rounding="nearest_even", overflow="infinity"):
-    got = custom_fp.quantize(x, fmt, rounding=rounding, overflow=overflow).tolist()
-    for value, result in zip(x.tolist(), got, strict=True):
+    got = custom_fp.quantize(x, fmt, rounding=rounding, overflow=overflow)
+    for isa in _native.isas():
+        _native.use_isa(isa)
+        assert same_bits(custom_fp.quantize(x, fmt, rounding=rounding, overflow=overflow), got), (isa, fmt)
+    for value, result in zip(x.tolist(), got.tolist(), strict=True):
         expected = oracle.quantize(value, fmt, rounding, overflow)
         assert oracle.same(result, expected), (fmt, rounding, overflow, value, result, expected)
 

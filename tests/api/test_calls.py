@@ -1,7 +1,9 @@
 """Calls from Python: in a script, in a notebook, and in the examples of the documentation."""
 
 import inspect
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 def found(tmp_path_factory):
     """Return the answer of a first call."""
     folder = tmp_path_factory.mktemp("called")
+    with socket.socket(socket.AF_UNIX) as client:  # as of a command that is killed at its start
+        client.connect(os.environ["CPDRUN_TEST_ENGINES"])
     return cpdrun.sweep(**SMALL, format=["e4m3", "fp32"], aps=False, jobs=2, results_dir=folder, quiet=True)
 
 

@@ -280,9 +280,7 @@ def partitions(sweep):
 @pytest.mark.parametrize(
     ("typed", "found", "left_out"),
     [
-        (["exp=mine"], [{"skew": 0.5}], []),
         (["exp=mine", "partition=skewed"], [{"skew": 0.5}], []),
-        (["exp=mine", "partition=iid"], [{}], ["iid"]),
         (["exp=mine", "partition=dirichlet,iid,skewed"], [{"alpha": 0.5}, {}, {"skew": 0.5}], ["dirichlet", "iid"]),
         (["exp=both"], [{}, {"skew": 0.5}], ["iid"]),
     ],

@@ -31,10 +31,9 @@ def test_davidnet_has_the_learning_rates_of_its_authors():
     for step in range(24 * steps):
         theirs = np.interp(step / steps, [0, 5, 24], [0, 0.4, 0]) / images
         theirs *= step / warm_up if step <= warm_up else 1.0
-        # their gradient is the sum over all images, ours the mean
-        assert config["optim"]["lr"] * ours(step / steps, 24) == pytest.approx(
-            theirs * workers * images, rel=1e-7
-        )
+        # Their gradient is the sum over all images, ours is the mean.
+        rate = config["optim"]["lr"] * ours(step / steps, 24)
+        assert rate == pytest.approx(theirs * workers * images, rel=1e-7)
 
 
 def test_davidnet_takes_the_steps_of_its_authors_on_the_mean_gradient():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from script import DEFAULTS
 
 from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.launch.base import Executor, Job
@@ -33,18 +34,7 @@ DEADLINE_S = 150  # for what comes in seconds where nothing else runs; pytest en
 
 
 def make_job(sweep: SweepDir, name: str, **config: Any) -> Job:
-    defaults = {
-        "nproc": 1,
-        "threads": 1,
-        "patience_s": 600,
-        "limit_s": None,
-        "device": "cpu",
-        "epochs": 1,
-        "epoch_s": 0.01,
-        "act": "finish",
-    }
-    defaults["format"] = "e4m3"
-    job = Job(sweep.run(name), {**defaults, **config}, [f"name={name}"])
+    job = Job(sweep.run(name), {**DEFAULTS, "format": "e4m3", **config}, [f"name={name}"])
     write_configs([job])
     return job
 

@@ -15,15 +15,8 @@ from cpdrun.launch import Display, Job, LaunchOptions, Session, axes_of, print_s
 from cpdrun.record import SweepDir, cancellation, state_of
 
 DEFAULTS = {
-    "nproc": 1,
-    "format": "fp32",
-    "threads": 1,
-    "patience_s": 600,
-    "limit_s": None,
-    "device": "cpu",
-    "epochs": 1,
-    "epoch_s": 0.01,
-    "act": "finish",
+    **{"nproc": 1, "threads": 1, "patience_s": 600, "limit_s": None, "device": "cpu"},
+    **{"format": "fp32", "epochs": 1, "epoch_s": 0.01, "act": "finish"},
 }
 LOCAL = {"_target_": "cpdrun.launch.local.LocalExecutor", "jobs": 2, "jobs_per_gpu": 1, "warm_start": True}
 

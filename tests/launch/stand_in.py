@@ -53,10 +53,8 @@ def run_rank(run_dir: str) -> int:
             with trace.open("a") as file:
                 file.write(f"{epoch}\n")
             append_json_line(run.metrics, {"epoch": epoch, "test_accuracy": 0.5})
-            write_json(
-                run.status,
-                {"epoch": epoch, "epochs": config["epochs"], "test_accuracy": 0.5, "updated": time.time()},
-            )
+            progress = {"epoch": epoch, "epochs": config["epochs"], "test_accuracy": 0.5}
+            write_json(run.status, {**progress, "updated": time.time()})
     if config["act"] == "once_killed" and attempt.number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if config["act"] == "daemon" and os.fork() == 0:
@@ -66,14 +64,8 @@ def run_rank(run_dir: str) -> int:
     end(config, rank)
     if rank == 0 and config["act"] != "silent":
         status = "diverged" if config["act"] == "diverge" else "finished"
-        write_json(
-            run.done,
-            {
-                "status": status,
-                "metrics": {"test_accuracy": 0.5},
-                "train_seconds": config["epochs"] * config["epoch_s"],
-            },
-        )
+        seconds = config["epochs"] * config["epoch_s"]
+        write_json(run.done, {"status": status, "metrics": {"test_accuracy": 0.5}, "train_seconds": seconds})
     return 0
 
 
@@ -119,17 +111,12 @@ def check(configs: list[dict]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    worker, preflight = (
-        types.ModuleType("cpdrun.train.rank"),
-        types.ModuleType("cpdrun.train.preflight.check"),
-    )
+    worker, preflight = map(types.ModuleType, ("cpdrun.train.rank", "cpdrun.train.preflight.check"))
     worker.run_rank, preflight.check = run_rank, check
     sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.check": preflight}
     import cpdrun.train.preflight
 
     cpdrun.train.rank, cpdrun.train.preflight.check = worker, preflight
-    engine.FIRST_STEP_IMPORTS = [
-        "torch.distributed.launcher.api",
-        "cpdrun.train.ranks.rendezvous",
-    ]  # no step is made here
+    # No training step is taken here.
+    engine.FIRST_STEP_IMPORTS = ["torch.distributed.launcher.api", "cpdrun.train.ranks.rendezvous"]
     engine.main(sys.argv[1:])

@@ -21,17 +21,8 @@ from cpdrun.search.results import Results
 
 NODE = Path(__file__).parents[2] / "scripts" / "slurm_one_node.sh"
 DEFAULTS = {
-    "partition": None,
-    "account": None,
-    "time": None,
-    "gres": None,
-    "mem": None,
-    "nodes": 1,
-    "tasks_per_node": 1,
-    "max_parallel": None,
-    "warning_s": 60,
-    "setup": [],
-    "sbatch": [],
+    **dict.fromkeys(("partition", "account", "time", "gres", "mem", "max_parallel")),
+    **{"nodes": 1, "tasks_per_node": 1, "warning_s": 60, "setup": [], "sbatch": []},
 }
 
 pytestmark = pytest.mark.slurm
@@ -147,11 +138,8 @@ def test_a_sweep_of_a_script(node, tmp_path):
     sweep = SweepDir(tmp_path / "results" / "odd_script")
     ((fine, fails),) = [[sweep.run(name) for name in array["runs"]] for array in read_json(sweep.slurm)]
     assert 0 < fine.result().metrics["loss"] < 1
-    assert (
-        fails.last_attempt()
-        .outcome()
-        .reason.endswith("odd_script.py ended with exit code 1: ValueError: boom")
-    )
+    reason = fails.last_attempt().outcome().reason
+    assert reason.endswith("odd_script.py ended with exit code 1: ValueError: boom")
     assert read_json(fine.last_attempt().where)["slurm_job"]
 
 

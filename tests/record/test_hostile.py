@@ -252,7 +252,7 @@ def long_line(path: Path, outside: Path) -> None:
 @made_once
 def many_rows(path: Path, outside: Path) -> None:
     with path.open("w") as file:
-        file.writelines(f'{{"epoch": {i}, "name{i % 5000}": 0.5}}\n' for i in range(300_000))
+        file.writelines(f'{{"epoch": {i}, "name{i % 5000}": 0.5}}\n' for i in range(60_000))
 
 
 @made_once
