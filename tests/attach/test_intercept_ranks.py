@@ -285,11 +285,11 @@ def test_unsupported_exchanges_are_errors_of_one_line() -> None:
     for said in run_ranks(2, what_is_refused):
         assert "Put the forward pass into it, too" in said["forward outside"]
         assert "2 processes, but does not exchange gradients" in said["no exchange"]
-        assert "over 1 of 2 processes" in said["part of the ranks"]
-        assert "Remove the call of register_comm_hook, or run with format=fp32" in said["a hook of its own"]
+        assert "uses only 1 of the 2 processes" in said["part of the ranks"]
+        assert "Remove the call to register_comm_hook, or run with format=fp32" in said["a hook of its own"]
         assert "FSDP1" in said["FSDP1"] and "Use fully_shard" in said["FSDP1"]
-        assert "take nproc=4, or world_size=2" in said["several workers a shard"]
-        assert "a mesh of (1, 2) in 2 processes" in said["two dimensions"]
+        assert "Set nproc=4, or world_size=2" in said["several workers a shard"]
+        assert "a mesh of shape (1, 2)" in said["two dimensions"]
         assert "set_reduce_scatter_unused_params(True)" in said["unused in a shard"]
         assert "nproc=2 does not divide world_size=3" in said["three workers"]
         assert not any("\n" in line for line in said.values())

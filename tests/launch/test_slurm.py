@@ -170,7 +170,7 @@ def test_unusual_names_and_values_reach_slurm_unchanged(job, node, tmp_path):
 
 def test_line_breaks_in_values_are_errors(slurm):
     for settings in ({"partition": "debug\nrm -rf /"}, {"sbatch": ["--qos=low\ntouch evil"]}):
-        with pytest.raises(LaunchError, match="no line breaks"):
+        with pytest.raises(LaunchError, match="must not contain line breaks"):
             slurm(**settings)
 
 
