@@ -4,7 +4,8 @@ It certifies, with few runs, the format with the fewest bits that is worse than 
 """
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, add_mode, add_overrides
 from cpdrun.commands.launching import (
@@ -19,6 +20,7 @@ from cpdrun.errors import FAILED, INTERRUPTED, OK, UserError, before_a_start, wr
 
 if TYPE_CHECKING:
     from cpdrun.launch import LaunchOptions, Session, Summary
+    from cpdrun.search.question import Question
     from cpdrun.search.results import Results
 
 DOCUMENTS = {"search": "cpdrun.report.search_text:SearchDocument"}
@@ -145,8 +147,7 @@ def _launch(
     from cpdrun.search.loop import search
 
     directory, output = results.question.directory, arguments.output
-    least = {"min_coverage": results.question.settings.min_coverage}
-    configs = [cell[0].config | least for cell in results.cells.values()]
+    configs = with_min_coverage(results.question, [cell[0].config for cell in results.cells.values()])
     before = cancelled_before(directory, arguments)
     if not may_start(session, directory, configs, options, before, arguments.config_dir, output):
         return INTERRUPTED, []
@@ -209,3 +210,14 @@ def _write_report(results: "Results") -> str:
     console = Console(quiet=True)  # The report would print the same answers again.
     made = write_report([results.question.directory], formats=["md", "csv", "html"], console=console)
     return f"Tables and plots: open {made.page}"
+
+
+def with_min_coverage(question: "Question", configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add `min_coverage` to the configs of candidates that round products in another way than their baselines."""
+    candidates = [each for ladder in question.ladders for width in ladder.widths for each in width]
+    pairs = [(question.config(each.name), question.config(each.baseline)) for each in candidates]
+    checked = [
+        ours["precision"] for ours, theirs in pairs if ours.get("precision") != theirs.get("precision")
+    ]
+    least = {"min_coverage": question.settings.min_coverage}
+    return [config | least if config.get("precision") in checked else config for config in configs]

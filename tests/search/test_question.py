@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpdrun.commands.search import with_min_coverage
 from cpdrun.config.errors import ConfigError
 from cpdrun.search.question import ask
 from cpdrun.search.settings import Budget, budget
@@ -196,3 +197,15 @@ def test_a_budget_is_a_number_of_runs_or_core_time():
     assert budget(40) == budget("40") == Budget(runs=40)
     assert budget("90min") == Budget(core_hours=1.5) and budget("2h") == Budget(core_hours=2)
     assert budget(None) is None and str(budget("2h")) == "2 core-hours"
+
+
+def test_only_candidates_with_other_product_formats_than_the_baseline_need_coverage():
+    def needs_coverage(*words):
+        question = ask([*words, FEW, "search.min_coverage=0.4"])
+        configs = [cell[0].config for cell in question.cells.values()]
+        checked = with_min_coverage(question, configs)
+        assert {config.get("min_coverage") for config in checked} <= {None, 0.4}
+        return [config["recipe"] or config["format"] for config in checked if "min_coverage" in config]
+
+    assert needs_coverage("exp=digits_recipes", "recipe=bf16,nvfp4") == ["nvfp4"]
+    assert needs_coverage("exp=digits_bits", "format=fp32,e4m3", "precision.accumulator=fp16") == []
