@@ -161,3 +161,17 @@ def test_operators_without_a_formula_are_named():
     model.stack = nn.Parameter(torch.randn(2, 4, 4))
     coverage = custom_fp.apply_recipe(model, BF16).coverage(model, torch.randn(3, 4))
     assert coverage.uncounted == ["aten._trilinear in Called"]
+
+
+def test_products_without_gradients_do_not_take_the_place_of_others():
+    def multiply(self, x):
+        y = self.first(x)
+        with torch.no_grad():
+            x @ x.mT
+        x @ x.mT
+        return y
+
+    model = Called(multiply, nn.Sequential(nn.Linear(4, 4)))
+    found = custom_fp.apply_recipe(model, []).coverage(model, torch.randn(3, 4)).macs
+    places = {(product.place, product.operator): count for product, count in found.items()}
+    assert places == {("first.0", "aten.addmm"): 48, ("first.0", "aten.mm"): 48, ("Called", "aten.mm"): 72}

@@ -91,7 +91,7 @@ def test_a_sweep_from_another_folder_names_the_missing_module(project, tmp_path)
 def test_torchrun_needs_only_the_config_and_gives_the_bits_of_one_process(
     project, tmp_path, train_here, monkeypatch
 ):
-    """Two ranks train by hand in another folder, with PYTHONPATH, after the folder of yaml files is gone."""
+    """Ranks that a user starts in another folder need PYTHONPATH, but not the folder of yaml files."""
     monkeypatch.syspath_prepend(project)
     (planned,) = plan(["exp=mine", *SHORT, "format=e3m0", "aps=true"], project / "conf").runs
     shutil.rmtree(project / "conf")

@@ -1,4 +1,4 @@
-"""The fit behind `cpdrun predict`: its likelihood, the committed coefficients, and networks that were left out."""
+"""Test the fit of `cpdrun predict`: its likelihood, its committed coefficients, and networks that were not fitted."""
 
 import math
 from pathlib import Path

@@ -295,7 +295,7 @@ class AllGather(_fsdp_api.AllGather):
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the latest decoded weights of whole parameters by name."""
+        """Return the latest decoded weights, with whole parameters as values and their names as keys."""
         if self.decoded is None:
             return {}
         parts = zip(self.names, self.shapes, self.decoded.split(self.widths, dim=1), strict=True)

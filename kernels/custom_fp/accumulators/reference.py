@@ -311,7 +311,7 @@ def _lowered(whole: Tensor, shift: Tensor) -> Tensor:
 
 
 def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
-    """Return the exact sum of float64 values, rounded once, to odd, to 53 bits.
+    """Add float64 values exactly, and round the sum once to 53 bits, to odd.
 
     The values must be multiples of 2**-298 below 2**256. The sum is a long fixed-point number (Kulisch) that consists
     of 30-bit limbs. NaN and infinity are added as in IEEE 754. The sum of no terms is +0.

@@ -273,13 +273,13 @@ class MacCounter(TorchDispatchMode):
         formula = _FORMULAS.get(operator)
         if formula is None and not _multiplies(operator):
             return result
-        products = self._products(operator, args) if self._rounded is None else [self._rounded]
+        computed = self._products(operator, args) if self._rounded is None else [self._rounded]
         if formula is None:
-            self.uncounted[f"{operator} in {_pattern(products[0].place)}"] = None
+            self.uncounted[f"{operator} in {_pattern(computed[0].place)}"] = None
             return result
         count = formula(args, result)
-        for i, product in enumerate(products):  # the two gradients of a convolution are one operator
-            share = count // len(products) + (i < count % len(products))
+        for i, product in enumerate(computed):  # one operator computes both gradients of a convolution
+            share = count // len(computed) + (i < count % len(computed))
             self.macs[product._replace(operator=operator)] += share
         return result
 
@@ -293,7 +293,10 @@ class MacCounter(TorchDispatchMode):
             module = self._innermost()
             needs = [x.requires_grad for x in operands]
             known = _Node(module, [p for p, need in zip(_GRADIENTS, needs, strict=False) if need])
-            self._nodes[torch.autograd._get_sequence_nr() - 1] = known
+            if (
+                known.gradients and torch.is_grad_enabled()
+            ):  # otherwise the last node belongs to another operator
+                self._nodes[torch.autograd._get_sequence_nr() - 1] = known
             computed = [FORWARD]
         else:
             known = self._nodes.get(node._sequence_nr(), _Node(None, []))
