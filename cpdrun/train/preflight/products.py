@@ -13,7 +13,7 @@ and applies a scale once per block.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,9 @@ from torch import nn
 from cpdrun.comm.model_parallel import model_workers_of
 from cpdrun.train.build import Parts
 from cpdrun.train.instantiate import naming
+
+# The formats of the operand with fewer bits, of the other operand, and of the sums.
+Operation = tuple[str, str, str]
 
 REPLACED = tuple(LAYERS.values())
 MAY_BE_REPLACED = tuple(OTHERS.values())
@@ -51,7 +54,7 @@ def emulated_products(parts: Parts) -> dict[str, Any] | None:
     coverage = coverage_of(parts.model, lambda: parts.task.outputs(parts.model, batch))
     with naming("precision"):
         parts.precision.check_called(coverage.never_called)
-    return products_of(parts.model, coverage)
+    return products_of(arithmetics(parts.model), coverage)
 
 
 def coverage_of(model: nn.Module, forward: Callable[[], object]) -> Coverage:
@@ -72,8 +75,12 @@ def coverage_of(model: nn.Module, forward: Callable[[], object]) -> Coverage:
         model.train(training)
 
 
-def products_of(model: nn.Module, coverage: Coverage) -> dict[str, Any]:
-    """Return the layers of a model by what the precision rules round in their products.
+def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[str, Any]:
+    """Return the entry `products` of env.json: the layers of a model by what the precision rules round.
+
+    Args:
+        by_layer: The arithmetic of each layer with rules, as `arithmetics` returns it.
+        coverage: The coverage of the model.
 
     Returns:
         A dictionary. Its key "in the accumulator" contains the layers with a rounded accumulator. "operands rounded"
@@ -82,7 +89,7 @@ def products_of(model: nn.Module, coverage: Coverage) -> dict[str, Any]:
         call. "coverage" contains the share of the multiply-accumulates that read each format. "operands rounded" and
         "never called" are left out if there are no such layers.
     """
-    found = {name: x for name, x in arithmetics(model).items() if name not in coverage.never_called}
+    found = {name: x for name, x in by_layer.items() if name not in coverage.never_called}
     summed = [name for name, arithmetic in found.items() if arithmetic.accumulators]
     rounded = [name for name in found if name not in summed]
     return {
@@ -94,11 +101,12 @@ def products_of(model: nn.Module, coverage: Coverage) -> dict[str, Any]:
     }
 
 
-def arithmetics(model: nn.Module) -> dict[str, Arithmetic]:
-    """Return the arithmetic of each layer and of each attention product that rules have replaced, by name."""
+def arithmetics(model: nn.Module, prefix: str = "") -> dict[str, Arithmetic]:
+    """Return the arithmetic of each layer and attention product that rules have replaced, by prefix and name."""
     found: dict[str, Arithmetic] = {}
     for name, module in model.named_modules():
-        name, attention = name or type(module).__name__, module.__dict__.get("attention_products")
+        name = f"{prefix}{name}" if name else prefix.rstrip(".") or type(module).__name__
+        attention = module.__dict__.get("attention_products")
         if isinstance(module, REPLACED) or (isinstance(module, MAY_BE_REPLACED) and module.arithmetic):
             found[name] = module.arithmetic
         for part in (SCORES, VALUES) if attention and attention.called else ():
@@ -119,32 +127,49 @@ def step_operations(parts: Parts, batch_size: int) -> dict[str, Any] | None:
         by_format, uncounted = _operations_by_format(parts)
     except Exception as error:  # an error of the model must not fail a run that is complete
         return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]}
+    return operations_entry({kind: batch_size * n for kind, n in by_format.items()}, uncounted)
+
+
+def operations_entry(by_format: Mapping[Operation, float], uncounted: Collection[str]) -> dict[str, Any]:
+    """Return the entry `products` of done.json.
+
+    Args:
+        by_format: The multiply-accumulates of one worker's step, as `by_elements` counts them.
+        uncounted: The operators that multiply but cannot be counted.
+    """
     return {
-        "macs_per_step": _integer_if_exact(batch_size * sum(by_format.values())),
+        "macs_per_step": _integer_if_exact(sum(by_format.values())),
         "bit_operations_per_step": _integer_if_exact(
-            batch_size * sum(n * _bits(a) * _bits(b) for (a, b, _), n in by_format.items())
+            sum(n * _bits(a) * _bits(b) for (a, b, _), n in by_format.items())
         ),
         "by_format": [
-            {"a": a, "b": b, "accumulator": accumulator, "macs": _integer_if_exact(batch_size * n)}
+            {"a": a, "b": b, "accumulator": accumulator, "macs": _integer_if_exact(n)}
             for (a, b, accumulator), n in sorted(by_format.items(), key=lambda pair: -pair[1])
         ],
-        **({"uncounted": uncounted} if uncounted else {}),
+        **({"uncounted": list(uncounted)} if uncounted else {}),
     }
 
 
-def _operations_by_format(parts: Parts) -> tuple[dict[tuple[str, str, str], float], list[str]]:
+def by_elements(coverage: Coverage) -> Counter[Operation]:
+    """Return the multiply-accumulates by the formats of the operands, without scales, and of the sums."""
+    counts: Counter[Operation] = Counter()
+    for product, count in coverage.macs.items():
+        a, b = sorted(map(_element, product.operands), key=lambda name: (_bits(name), name))
+        counts[a, b, product.accumulator] += count
+    return counts
+
+
+def _operations_by_format(parts: Parts) -> tuple[dict[Operation, float], list[str]]:
     """Return the mean multiply-accumulates per step, for one sample, by the formats of the operands and of the sums."""
     batch, steps = parts.batches.first_samples(1), parts.duration.steps
     starts = [start for start in parts.precision.phase_starts() if start < steps] or [0]
-    totals: Counter[tuple[str, str, str]] = Counter()
+    totals: Counter[Operation] = Counter()
     uncounted: dict[str, None] = {}
     for start, end in pairwise([*starts, max(steps, 1)]):
         parts.precision.at(start)
         coverage = coverage_of(parts.model, lambda: parts.task.outputs(parts.model, batch))
         uncounted |= dict.fromkeys(coverage.uncounted)
-        for product, count in coverage.macs.items():
-            a, b = sorted(map(_element, product.operands), key=lambda name: (_bits(name), name))
-            totals[a, b, product.accumulator] += count * (end - start)
+        totals.update({kind: count * (end - start) for kind, count in by_elements(coverage).items()})
     return {kind: count / max(steps, 1) for kind, count in totals.items()}, list(uncounted)
 
 

@@ -277,10 +277,11 @@ class MacCounter(TorchDispatchMode):
         self.entered.add(module)
 
     def was_called(self, layer: Layer) -> bool:
-        """Return whether the rules for a layer were used."""
-        if layer.module.__class__ is nn.Embedding:
-            return layer.module in self.entered
-        return (layer.module, layer.part) in self.called
+        """Return whether the rules for a layer were used, or would have been used in another phase."""
+        module = layer.module
+        if module.__class__ is nn.Embedding or (layer.part is None and not module.__dict__.get("arithmetic")):
+            return module in self.entered
+        return (module, layer.part) in self.called
 
     def coverage(self) -> Coverage:
         """Return the coverage of what has run in this context."""
