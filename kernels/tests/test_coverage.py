@@ -184,8 +184,8 @@ def test_several_models_are_counted_together_under_their_names():
         custom_fp.apply_recipe(model, [BF16[0] | {"format": fmt}])
         for model, fmt in ((first, "e4m3"), (second, "e5m2"))
     ]
-    named = {"Second.": (second, rules[1].placement)}
-    with count_macs(first, rules[0].placement, named) as counter:
+    models = {"": (first, rules[0].placement), "Second.": (second, rules[1].placement)}
+    with count_macs(models) as counter:
         hidden = first(torch.ones(3, 8))
         counter.is_paused = True
         first(torch.ones(3, 8))
@@ -196,7 +196,7 @@ def test_several_models_are_counted_together_under_their_names():
         ("0", "e4m3"): 2 * 3 * 8 * 4,  # without the gradient of the input
         ("Second", "e5m2"): 3 * 3 * 4 * 2,
     }
-    with count_macs(first, rules[0].placement, named) as counter:
+    with count_macs(models) as counter:
         first(torch.ones(3, 8))
     assert counter.coverage().never_called == ["Second"]
 
@@ -209,7 +209,7 @@ def test_a_context_may_begin_while_a_model_is_called():
         counters.append(opened.__enter__())
 
     model = nn.Sequential(inner, nn.Linear(4, 2))
-    opened = count_macs(model)
+    opened = count_macs({"": (model, None)})
     inner.register_forward_hook(count)
     model(torch.ones(3, 4))
     opened.__exit__(None, None, None)

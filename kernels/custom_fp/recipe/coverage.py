@@ -166,7 +166,7 @@ def measure(
         backward: Whether to run the backward pass.
     """
     differentiated = [x for x in (*model.parameters(), *inputs) if x.requires_grad and backward]
-    with _restored(model, placement), count_macs(model, placement) as counter, torch.enable_grad():
+    with _restored(model, placement), count_macs({"": (model, placement)}) as counter, torch.enable_grad():
         output = run()
         results = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
         if results and differentiated:
@@ -199,21 +199,16 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
 
 
 @contextmanager
-def count_macs(
-    model: nn.Module,
-    placement: Placement | None = None,
-    others: Mapping[str, tuple[nn.Module, Placement | None]] | None = None,
-) -> Iterator[MacCounter]:
+def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iterator[MacCounter]:
     """Count the multiply-accumulates of everything that runs in this context.
 
     Args:
-        model: The model, whose modules name the places.
-        placement: The rules in the model, if it has any.
-        others: Further models and their rules, by the prefix of the names of their places.
+        models: Models, whose modules name the places, and their rules, if they have any. The keys are prefixes of these
+            names, such as "" or "Generator.".
     """
-    counter = MacCounter(model, placement)
-    for prefix, (other, its_placement) in (others or {}).items():
-        counter.add(other, its_placement, prefix)
+    counter = MacCounter()
+    for prefix, (model, placement) in models.items():
+        counter.add(model, placement, prefix)
 
     def enter(module: nn.Module, *_: Any) -> None:
         counter.enter(module)
@@ -244,13 +239,14 @@ class MacCounter(TorchDispatchMode):
         entered: The modules that were called.
         stack: The modules that are being called, innermost last.
         is_paused: Whether operators are not counted at the moment.
+        root: The place of operators that no module calls.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module, placement: Placement | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.root = (model if placement is None else placement.model).__class__.__name__
+        self.root = ""
         self.names: dict[nn.Module, str] = {}
         self.layers: dict[tuple[nn.Module | None, str | None], Layer] = {}
         self.places: dict[Layer, str] = {}
@@ -263,12 +259,12 @@ class MacCounter(TorchDispatchMode):
         self.is_paused = False
         self._rounded: Product | None = None  # what is known of the rounded product that is being computed
         self._nodes: dict[int, _Node] = {}  # by the sequence number of the autograd node
-        self.add(model, placement)
 
     def add(self, model: nn.Module, placement: Placement | None, prefix: str = "") -> None:
         """Name the places of a model, whose names begin with the prefix, and use its rules."""
         model = model if placement is None else placement.model  # without the wrapper of the model
         whole = prefix.rstrip(".") or model.__class__.__name__
+        self.root = self.root or whole
         self.names |= {module: f"{prefix}{name}" if name else whole for name, module in model.named_modules()}
         for layer in [] if placement is None else placement.rules.layers:
             self.layers[layer.module, layer.part] = layer
