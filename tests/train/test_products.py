@@ -11,8 +11,9 @@ from torch import nn
 from cpdrun.models.gpt import GPT
 from cpdrun.record import read_json
 from cpdrun.sweep import plan
+from cpdrun.train.precision.product_entries import arithmetics, products_of
 from cpdrun.train.preflight.check import check
-from cpdrun.train.preflight.products import arithmetics, coverage_of, products_of
+from cpdrun.train.preflight.products import coverage_of
 
 
 def reached(model: nn.Module, x: torch.Tensor) -> dict:

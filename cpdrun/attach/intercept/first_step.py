@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from cpdrun.attach.intercept.patches import Patches
 from cpdrun.attach.intercept.script import Script
-from cpdrun.train.preflight.products import arithmetics, by_elements, operations_entry, products_of
+from cpdrun.train.precision.product_entries import arithmetics, by_elements, operations_entry, products_of
 
 MOST_LINES = 12  # of the coverage in the log
 NO_STEP = "the script took no training step with a model that has rules"

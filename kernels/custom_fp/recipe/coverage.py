@@ -266,7 +266,9 @@ class MacCounter(TorchDispatchMode):
         whole = prefix.rstrip(".") or model.__class__.__name__
         self.root = self.root or whole
         self.names |= {module: f"{prefix}{name}" if name else whole for name, module in model.named_modules()}
-        for layer in [] if placement is None else placement.rules.layers:
+        if placement is None:
+            return
+        for layer in placement.rules.layers:
             self.layers[layer.module, layer.part] = layer
             self.places[layer] = f"{prefix}{layer.names[0]}" if layer.names[0] else whole
             self.placements[layer] = placement
