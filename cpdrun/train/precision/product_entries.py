@@ -14,8 +14,8 @@ from typing import Any
 
 from custom_fp.formats.names import parse
 from custom_fp.formats.scaled_format import ScaledFormat
-from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.operations import operations_of
 from custom_fp.layers.products import Arithmetic
 from custom_fp.recipe.coverage import Coverage
 from custom_fp.recipe.layers import OTHERS
@@ -55,15 +55,15 @@ def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[
 
 
 def arithmetics(model: nn.Module, prefix: str = "") -> dict[str, Arithmetic]:
-    """Return the arithmetic of each layer and attention product that rules have replaced, by prefix and name."""
+    """Return the arithmetic of each layer and called operation that rules have replaced, by prefix and name."""
     found: dict[str, Arithmetic] = {}
     for name, module in model.named_modules():
         name = f"{prefix}{name}" if name else prefix.rstrip(".") or type(module).__name__
-        attention = module.__dict__.get("attention_products")
+        operations = operations_of(module)
         if isinstance(module, REPLACED) or (isinstance(module, MAY_BE_REPLACED) and module.arithmetic):
             found[name] = module.arithmetic
-        for part in (SCORES, VALUES) if attention and attention.called else ():
-            if arithmetic := getattr(attention, part):
+        for part, arithmetic in operations.arithmetics.items():
+            if arithmetic and part in operations.called:
                 found[f"{name}.{part}"] = arithmetic
     return found
 

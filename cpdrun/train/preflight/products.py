@@ -1,8 +1,8 @@
 """The products of a model: the formats that they read, what stays in float32, and the operations of a step.
 
-Precision rules do not apply to some products of a model (custom_fp.recipe.layers): those of attention that is written
-as separate matrix products, of tied heads, recurrent layers and transposed convolutions, and of functions that a
-`forward` calls. `emulated_products` finds these products by running the model forward and backward with one sample
+Precision rules do not apply to some products of a model (custom_fp.recipe.layers): those of recurrent layers and
+transposed convolutions, and of functions that a `forward` calls, unless a rule names the operation.
+`emulated_products` finds these products by running the model forward and backward with one sample
 (custom_fp.recipe.coverage).
 """
 
