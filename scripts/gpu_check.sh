@@ -56,7 +56,8 @@ with ThreadPoolExecutor() as pool:
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
 # Several processes, if pytest-xdist is installed, because the CPU needs longer than the GPU for the same values.
 WORKERS="$("$PYTHON" -c 'import xdist; print("-n8")' 2>/dev/null)"
-step "tests" 80 "$PYTHON" -m pytest -o addopts= -m gpu -q -rfE $WORKERS -p no:cacheprovider "${GPU_TESTS[@]}"
+# The cpdrun of this folder must not be imported, because it lacks the configuration that the installed one contains.
+step "tests" 80 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -o addopts= -m gpu -q -rfE $WORKERS -p no:cacheprovider "${GPU_TESTS[@]}"
 step "benchmark, GPU" 90 "$PYTHON" scripts/benchmarks/numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
 step "step time" 94 "$PYTHON" scripts/benchmarks/training_step.py --device cuda
 step "benchmark, CPU" 99 "$PYTHON" scripts/benchmarks/numerics.py --log2n 22 --repeats 5 --output $TABLE/bench_gpu_machine_cpu.md

@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_leaves
 
 from custom_fp.formats.scaled_format import base_name
 from custom_fp.layers import products
-from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.operations import operations_of
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, OPERANDS, WEIGHT_GRADIENT, Arithmetic
 from custom_fp.recipe.layers import Layer
 from custom_fp.recipe.placement import Placement
@@ -414,9 +414,7 @@ class _Node:
 
 def _part_of(module: nn.Module | None, arithmetic: Arithmetic) -> str | None:
     """Return the product of attention that has this arithmetic, or None if it is another product of the module."""
-    attention = None if module is None else module.__dict__.get("attention_products")
-    for part in (SCORES, VALUES) if attention else ():
-        own = getattr(attention, part)
+    for part, own in operations_of(module).arithmetics.items():
         if arithmetic is own or arithmetic is own.evaluated:
             return part
     return None
