@@ -79,7 +79,7 @@ class Placement:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
         copied = memo[id(self)] = object.__new__(Placement)
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo), copies=WeakSet())
         copied.called = []  # `check_called` checks only the calls of the original
         self.copies.add(copied)
         return copied
