@@ -185,7 +185,7 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         if x is not None
     ]
     histories = [] if placement is None else list(placement.histories.by_operand.values())
-    magnitudes = [(history, history.values, history.seen.clone()) for history in histories]
+    magnitudes = [history.magnitudes.clone() for history in histories]
     devices = {x.device.index for x in model.parameters() if x.device.type == "cuda"}
     try:
         with torch.random.fork_rng(sorted(devices)):
@@ -194,8 +194,8 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         with torch.no_grad():
             for module, name, x, values in buffers:
                 module._buffers[name] = x.copy_(values)
-        for history, values, seen in magnitudes:
-            history.values, history.seen = values, seen
+        for history, values in zip(histories, magnitudes, strict=True):
+            history.magnitudes.copy_(values)
 
 
 @contextmanager
