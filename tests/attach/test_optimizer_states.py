@@ -137,8 +137,8 @@ def test_a_recipe_of_the_script_rounds_the_states_of_its_model(intercept) -> Non
 
 
 def test_a_script_that_takes_no_step_is_refused(intercept) -> None:
-    interceptor = intercept(*E5M2)
-    SGD(net().parameters(), lr=0.1)
+    interceptor, model = intercept(*E5M2), net()
+    SGD(model.parameters(), lr=0.1)
     with pytest.raises(
         UserError, match=r"precision.optimizer_state=e5m2 had no effect, because no optimizer"
     ):
