@@ -24,6 +24,7 @@ from cpdrun.stats.failures import are_identical
 from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import mean
 from cpdrun.study.answers import finite
+from cpdrun.study.collect import RECIPE
 from cpdrun.study.margin import Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.study.search_results import RunResults
@@ -159,6 +160,11 @@ class Results(RunResults):
         """Return the metric of a cell's runs by seed, without tuning seeds."""
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
+
+    def mean_bits(self, candidate: Candidate) -> float | None:
+        """Return the mean operand bits of a recipe, or None if they were not counted or if no recipes are compared."""
+        name = self.chosen.get(candidate.name, candidate.name)
+        return self.mean_operand_bits.get(name) if self.question.axis.key == RECIPE else None
 
     def is_identical(self, candidate: Candidate) -> bool:
         """Return True if a candidate equals its baseline bit for bit."""
@@ -305,7 +311,8 @@ class CandidateResult:
 
     Attributes:
         candidate: The label of the candidate.
-        bits: The bit width.
+        bits: The bit width. A recipe has its planned bits, which decide the order of the candidates.
+        mean_operand_bits: The mean bits of the operands of a recipe's products; None if they were not counted.
         verdict: The verdict.
         pairs: The number of pairs.
         settled_at: The number of pairs after which the candidate was certified or refuted; None while it is open.
@@ -329,6 +336,7 @@ class CandidateResult:
 
     candidate: str
     bits: float
+    mean_operand_bits: float | None
     verdict: Verdict
     pairs: int
     settled_at: int | None
@@ -460,6 +468,7 @@ def _candidate_result(
     return CandidateResult(
         candidate=candidate.label,
         bits=candidate.bits,
+        mean_operand_bits=results.mean_bits(candidate),
         verdict=width.verdict_of(judgement),
         pairs=judgement.pairs,
         settled_at=judgement.settled_at,
