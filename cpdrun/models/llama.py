@@ -101,7 +101,7 @@ class Llama(nn.Module):
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                into_residual = name.endswith(("project.weight", "down.weight"))
+                into_residual = name.endswith(("project.weight", "down.weight", "experts.down"))
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if into_residual else 0.02)
 
 
