@@ -25,6 +25,8 @@ class LlamaMoE(Llama):
     """A Llama with experts.
 
     Args:
+        num_classes: See `Llama`.
+        context: See `Llama`.
         experts: The number of experts E of a block.
         experts_per_token: The number of experts K that process a token.
         dispatch: The format in which tokens are sent to experts on other machines, and their gradients return. It is
@@ -37,9 +39,17 @@ class LlamaMoE(Llama):
     """
 
     def __init__(
-        self, *, experts: int, experts_per_token: int, dispatch: str, combine: str, **llama: Any
+        self,
+        num_classes: int,
+        context: int,
+        *,
+        experts: int,
+        experts_per_token: int,
+        dispatch: str,
+        combine: str,
+        **llama: Any,
     ) -> None:
-        super().__init__(**llama)
+        super().__init__(num_classes, context, **llama)
         if not 1 <= experts_per_token <= experts:
             raise ValueError(
                 f"model.experts_per_token must be from 1 to model.experts = {experts}, not {experts_per_token}"
