@@ -11,6 +11,7 @@ Legend: B texts per batch, T positions, S = B T tokens, D channels, E experts, K
 F hidden channels of an expert.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,22 +50,20 @@ class LlamaMoE(Llama):
         combine: str,
         **llama: Any,
     ) -> None:
-        super().__init__(num_classes, context, **llama)
         if not 1 <= experts_per_token <= experts:
             raise ValueError(
                 f"model.experts_per_token must be from 1 to model.experts = {experts}, not {experts_per_token}"
             )
-        for block in self.blocks:
-            hidden, width = block.mlp.gate.weight.shape
-            block.mlp = MixtureOfExperts(width, hidden, experts, experts_per_token, dispatch, combine)
-        self._initialize(len(self.blocks))
+        chosen = {"experts": experts, "experts_per_token": experts_per_token}
+        mlp = partial(MixtureOfExperts, **chosen, dispatch=dispatch, combine=combine)
+        super().__init__(num_classes, context, mlp=mlp, **llama)
 
 
 class MixtureOfExperts(nn.Module):
     """A router and its experts, of which K process each token."""
 
     def __init__(
-        self, width: int, hidden: int, experts: int, experts_per_token: int, dispatch: str, combine: str
+        self, width: int, hidden: int, *, experts: int, experts_per_token: int, dispatch: str, combine: str
     ) -> None:
         super().__init__()
         self.router = nn.Linear(width, experts, bias=False)

@@ -17,7 +17,8 @@ def llama_moe(**changed):
 
 def mixture(experts=5, experts_per_token=2, dispatch="fp32", combine="fp32"):
     torch.manual_seed(1)
-    layer = MixtureOfExperts(16, 8, experts, experts_per_token, dispatch, combine)
+    chosen = {"experts": experts, "experts_per_token": experts_per_token}
+    layer = MixtureOfExperts(16, 8, **chosen, dispatch=dispatch, combine=combine)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return layer
