@@ -36,7 +36,7 @@ from cpdrun.search.results import (
     Results,
     SearchResult,
     baseline_labels,
-    baseline_problem,
+    ladder_problem,
     tuned_arms,
 )
 from cpdrun.shell.terminal import plain_table
@@ -156,7 +156,7 @@ def _answer(results: Results, state: LadderState) -> str:
         "search_answer.j2",
         ladder=ladder.label,
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
-        problem=baseline_problem(results, ladder.baseline),
+        problem=ladder_problem(results, ladder),
         margin_problem=results.margin.problem,
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, ladder.baseline),
