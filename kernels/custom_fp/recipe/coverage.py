@@ -266,7 +266,9 @@ class MacCounter(TorchDispatchMode):
         whole = prefix.rstrip(".") or model.__class__.__name__
         self.root = self.root or whole
         self.names |= {module: f"{prefix}{name}" if name else whole for name, module in model.named_modules()}
-        for layer in [] if placement is None else placement.rules.layers:
+        if placement is None:
+            return
+        for layer in placement.rules.layers:
             self.layers[layer.module, layer.part] = layer
             self.places[layer] = f"{prefix}{layer.names[0]}" if layer.names[0] else whole
             self.placements[layer] = placement
@@ -277,10 +279,11 @@ class MacCounter(TorchDispatchMode):
         self.entered.add(module)
 
     def was_called(self, layer: Layer) -> bool:
-        """Return whether the rules for a layer were used."""
-        if layer.module.__class__ is nn.Embedding:
-            return layer.module in self.entered
-        return (layer.module, layer.part) in self.called
+        """Return whether the rules for a layer were used, or would have been used in another phase."""
+        module = layer.module
+        if module.__class__ is nn.Embedding or (layer.part is None and not module.__dict__.get("arithmetic")):
+            return module in self.entered
+        return (module, layer.part) in self.called
 
     def coverage(self) -> Coverage:
         """Return the coverage of what has run in this context."""

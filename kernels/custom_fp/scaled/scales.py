@@ -78,7 +78,11 @@ def _scale_by_range(fmt: ScaledFormat, x_BxK: Tensor) -> Scaled:
 def tensor_scale(fmt: ScaledFormat, x: Tensor) -> Tensor:
     """Return the scale of the whole tensor (step 1), computed over the last dimension of x."""
     finite = torch.where(x.isfinite(), x.abs(), 0.0)
-    largest = finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1])
+    return tensor_scale_for(fmt, finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1]))
+
+
+def tensor_scale_for(fmt: ScaledFormat, largest: Tensor) -> Tensor:
+    """Return the scale of a tensor with the given largest finite magnitude, float32."""
     return divide(largest, fmt.target * fmt.largest_scale).clamp(min=SMALLEST_SCALE)
 
 
