@@ -468,3 +468,60 @@ def test_experts_are_compiled():
     experts, x = Experts(3, 16, 8), torch.randn(55, 16)
     custom_fp.apply_recipe(experts, [{"modules": "grouped_mm()", "role": OPERANDS, "format": "e4m3"}])
     assert torch.equal(torch.compile(experts, backend="eager")(x, ENDS), experts(x, ENDS))
+
+
+def test_a_recipe_for_all_products():
+    """Rules for * then select every product. Counts of layers and the rules for attention stay as they are."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.experts = Experts(3, 16, 16)
+
+        def forward(self, x):
+            y = self.experts(self.first(x), ENDS)[:48]
+            y = F.scaled_dot_product_attention(y[None], y[None], y[None])[0]
+            return self.last(
+                torch.einsum("ij,jk->ik", y @ y.mT, F.conv1d(y.t()[None], y.new_ones(16, 16, 1))[0].t())
+            )
+
+    recipe = {
+        "rules": [
+            {"modules": ["*"], "last": 1, **BF16},
+            {"modules": ["*"], "role": OPERANDS, "format": "nvfp4"},
+            {"modules": "scaled_dot_product_attention", "optional": True, **BF16},
+        ]
+    }
+    places = {}
+    for operations in (False, True, ["grouped_mm()"]):
+        model, x = Model(), torch.randn(60, 16)
+        coverage = custom_fp.apply_recipe(model, recipe, operations=operations).coverage(model, x)
+        found = {product.place: product.label for product in coverage.macs}
+        places[str(operations)] = {place for place, label in found.items() if label == "nvfp4"}
+        assert found["last"] == "bf16"
+        attention = "nvfp4" if operations is True else "bf16"
+        assert found["scores"] == found["values"] == attention
+        assert (coverage["float32"] == 0) == (operations is True)
+    everything = {"first", "experts.grouped_mm()", "scores", "values", "matmul()", "einsum()", "conv()"}
+    assert places == {
+        "False": {"first"},
+        "True": everything,
+        "['grouped_mm()']": {"first", "experts.grouped_mm()"},
+    }
+    applied = custom_fp.apply_recipe(Model(), recipe | {"operations": True})
+    assert "experts.grouped_mm()" in applied.at_first
+    with pytest.raises(
+        ValueError, match=r"recipe.operations=\['matmul'\]: must be true, false, or a list of"
+    ):
+        custom_fp.apply_recipe(Model(), recipe | {"operations": ["matmul"]})
+
+
+def test_first_and_last_count_operations_only_among_themselves():
+    model = nn.Sequential(*[Conv1D(nn.Linear(8, 8)) for _ in range(3)], nn.Linear(8, 8))
+    applied = custom_fp.apply_recipe(
+        copy.deepcopy(model), [{"modules": ["*", "matmul()"], "last": 2, **BF16}]
+    )
+    assert list(applied.at_first) == ["3"]
+    applied = custom_fp.apply_recipe(copy.deepcopy(model), [{"modules": "matmul()", "last": 2, **BF16}])
+    assert list(applied.at_first) == ["1.matmul()", "2.matmul()"]

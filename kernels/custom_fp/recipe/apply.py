@@ -149,9 +149,9 @@ def apply_recipe(
     Args:
         model: Any module.
         recipe: The name of a recipe, the path of a yaml file, a mapping, or a list of rules.
-        operations: True if the recipe's rules for Linear and Conv layers also apply to all products that modules compute
-            outside of layers, including attention. A list selects some operations, such as ["matmul()", "linear()"].
-            By default, the recipe decides; those that ship select none.
+        operations: True if the recipe's rules for Linear and Conv layers also apply to all products that modules
+            compute outside of layers, including attention. A list selects some, such as ["matmul()", "linear()"]. By
+            default, the recipe decides. Recipes that ship select none.
         **ingredients: Values that replace the recipe's own: apply_recipe(model, "nvfp4", rounding="nearest_even").
 
     Returns:
