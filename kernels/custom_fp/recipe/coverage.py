@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -185,7 +186,7 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         if x is not None
     ]
     histories = [] if placement is None else list(placement.histories.by_operand.values())
-    magnitudes = [(history, history.values, history.seen.clone()) for history in histories]
+    magnitudes = [history.magnitudes.clone() for history in histories]
     devices = {x.device.index for x in model.parameters() if x.device.type == "cuda"}
     try:
         with torch.random.fork_rng(sorted(devices)):
@@ -194,8 +195,8 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         with torch.no_grad():
             for module, name, x, values in buffers:
                 module._buffers[name] = x.copy_(values)
-        for history, values, seen in magnitudes:
-            history.values, history.seen = values, seen
+        for history, values in zip(histories, magnitudes, strict=True):
+            history.magnitudes.copy_(values)
 
 
 @contextmanager
@@ -211,14 +212,15 @@ def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iter
         counter.add(model, placement, prefix)
 
     def enter(module: nn.Module, *_: Any) -> None:
-        counter.enter(module)
+        if module in counter.names:
+            counter.enter(module)
 
     def leave(module: nn.Module, *_: Any) -> None:  # must return None to keep the output
         if counter.stack and counter.stack[-1] is module:  # not of a call that began before this context
             counter.stack.pop()
 
-    hooks = [module.register_forward_pre_hook(enter) for module in counter.names]
-    hooks += [module.register_forward_hook(leave, always_call=True) for module in counter.names]
+    # The hooks are not in the modules, so a model that is saved or copied now does not contain them.
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     outer, products.observer = products.observer, counter.observed
     try:
         with counter:
