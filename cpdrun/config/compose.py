@@ -305,7 +305,7 @@ def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
         del recipe[INGREDIENTS]
         config[INGREDIENTS] = own | ingredients
     if isinstance(recipe, dict) and "rules" in recipe:
-        recipe.setdefault(OPERATIONS, False)
+        recipe.setdefault(OPERATIONS, None)
     return config
 
 

@@ -87,7 +87,7 @@ class Formats(Precision):
         fp32_norms: bool,
         aps: bool,
         rules: Sequence[Mapping[str, Any]] = (),
-        operations: bool | Sequence[str] = False,
+        operations: bool | Sequence[str] | None = None,
     ):
         super().__init__(loss_scale)
         formats = {

@@ -169,7 +169,7 @@ def apply_recipe(
             f"{typed}: a recipe was already applied to this {type(model).__name__}; apply it to a new model"
         )
     if operations is None:
-        operations = given.get(OPERATIONS_KEY, False)
+        operations = given.get(OPERATIONS_KEY)
     rules = read_rules(f"{typed}.rules", given.get("rules", []), operations)
     short = [
         short_form(f"{typed}.{key}", key, given[key], given.get("aps", False), given.get("kahan", False))

@@ -37,14 +37,14 @@ MAX_TRANSFORM_SIZE = 1 << 15
 MAX_HISTORY = 1 << 16
 
 
-def read_rules(typed: str, given: Any, operations: Any = False) -> list[Rule]:
+def read_rules(typed: str, given: Any, operations: Any = None) -> list[Rule]:
     """Parse a list of rules. In error messages, the rules are called `typed`[0], `typed`[1] and so on.
 
     Args:
         typed: The key of the list.
         given: The list.
         operations: Patterns of operations that all rules for '*' select as well, except for those with `first` or
-            `last`. True stands for `EVERY_PRODUCT`, and False for no operations.
+            `last`. True stands for `EVERY_PRODUCT`, and None or False for no operations.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(
@@ -56,7 +56,7 @@ def read_rules(typed: str, given: Any, operations: Any = False) -> list[Rule]:
 
 
 def _operations(key: str, given: Any) -> tuple[str, ...]:
-    if isinstance(given, bool):
+    if given is None or isinstance(given, bool):
         return EVERY_PRODUCT if given else ()
     patterns = _as_list(given)
     for pattern in patterns:
