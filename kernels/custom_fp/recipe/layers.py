@@ -1,8 +1,8 @@
 """The layers of a model that rules can select.
 
     Linear, Conv1d/2d/3d    Layers of exactly these classes, with three products each (custom_fp.layers.products).
-    Embedding               The rows that are looked up (role weight), and their gradient. MultiheadAttention      Its
-    projections. If query, key and value are the same tensor, a single product projects them.
+    Embedding               The rows that are looked up (role weight), and their gradient.
+    MultiheadAttention      Its projections. If query, key and value are the same tensor, one product projects them.
     scaled_dot_product_attention   The attention of a MultiheadAttention, and of any module that calls this function. It
                             has the products NAME.scores, which multiplies query (role input) and key (role weight), and
                             NAME.values, which multiplies probabilities (role input) and value (role weight).
@@ -23,6 +23,7 @@ from custom_fp.layers.embedding import QuantEmbedding
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.products import FORWARD, PRODUCTS, WEIGHT_GRADIENT
 from custom_fp.layers.products import ROLES as PRODUCT_ROLES
+from custom_fp.recipe.model_parts import parts_of
 
 OTHERS = {nn.Embedding: QuantEmbedding, nn.MultiheadAttention: QuantMultiheadAttention}
 KINDS = LAYERS | OTHERS
@@ -45,11 +46,13 @@ class Layer:
         module: The module.
         names: All names under which the model contains the module, or this product of its attention.
         part: `scores` or `values` for a product of the module's attention, and None for the module itself.
+        model_part: `output_head`, `router` or `attention_output` if the module is one (model_parts.py), or else None.
     """
 
     module: nn.Module
     names: tuple[str, ...]
     part: str | None = None
+    model_part: str | None = None
 
     @property
     def path(self) -> str:
@@ -97,9 +100,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    layers = []
+    layers, parts = [], parts_of(model)
     for module, module_names in names.items():
-        layers.append(Layer(module, tuple(module_names)))
+        layers.append(Layer(module, tuple(module_names), model_part=parts.get(module)))
         if may_attend(module):
             for part in (SCORES, VALUES):
                 layers.append(Layer(module, tuple(f"{n}.{part}".lstrip(".") for n in module_names), part))
