@@ -140,3 +140,25 @@ def test_a_pattern_of_a_part_that_the_model_lacks_is_an_error():
         custom_fp.apply_recipe(
             module(a=linear(), b=linear()), [{"modules": "router", "role": "input", "format": "e5m2"}]
         )
+
+
+class CallingRouter(nn.Module):
+    """A router that is no Linear layer, as in transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 32))
+
+    def forward(self, x):
+        return F.linear(x, self.weight)
+
+
+def test_a_pattern_selects_the_calls_of_routers():
+    model, x = Decoder(), torch.randn(5, 32)
+    model.moe.gate = CallingRouter()
+    rules = [{"modules": "router.linear()", "role": ["input", "weight"], "format": "e8m1"}]
+    applied = custom_fp.apply_recipe(model, rules)
+    coarse = (custom_fp.quantize(t, "e8m1") for t in (x, model.moe.gate.weight.detach()))
+    model(x)
+    assert list(applied.rounded) == ["moe.gate.linear()"]
+    assert torch.equal(model.moe.gate(x), F.linear(*coarse))

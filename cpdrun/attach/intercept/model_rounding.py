@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from custom_fp.layers.attention import QuantMultiheadAttention
+from custom_fp.layers.multihead_attention import QuantMultiheadAttention
 from custom_fp.recipe.apply import apply_recipe, placement_in, rounded_in, uncalled
 from torch import nn
 from torch.utils._pytree import tree_leaves

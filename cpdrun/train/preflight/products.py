@@ -1,9 +1,8 @@
 """The products of a model: the formats that they read, what stays in float32, and the operations of a step.
 
-Precision rules do not apply to some products of a model (custom_fp.recipe.layers): those of attention that is written
-as separate matrix products, of tied heads, recurrent layers and transposed convolutions, and of functions that a
-`forward` calls. `products_of` finds these products by running the model forward and backward with one sample
-(custom_fp.recipe.coverage).
+Precision rules do not apply to some products of a model (custom_fp.recipe.layers): those of recurrent layers and
+transposed convolutions, and of functions that a `forward` calls, unless a rule names the operation. `products_of` finds
+these products by running the model forward and backward with one sample (custom_fp.recipe.coverage).
 
 `step_operations` counts multiply-accumulates by the formats of their operands and sums. It also computes the bit
 operations, which are multiply-accumulates times the bits of both operands (Baskin et al., "UNIQ", arXiv 1804.10969,
@@ -20,8 +19,8 @@ from typing import Any
 import torch
 from custom_fp.formats.names import parse
 from custom_fp.formats.scaled_format import ScaledFormat
-from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.operations import operations_of
 from custom_fp.layers.products import Arithmetic
 from custom_fp.recipe.apply import placement_in
 from custom_fp.recipe.coverage import Coverage, measure
@@ -95,14 +94,14 @@ def products_of(model: nn.Module, coverage: Coverage) -> dict[str, Any]:
 
 
 def arithmetics(model: nn.Module) -> dict[str, Arithmetic]:
-    """Return the arithmetic of each layer and of each attention product that rules have replaced, by name."""
+    """Return the arithmetic of each layer and of each called operation that rules have replaced, by name."""
     found: dict[str, Arithmetic] = {}
     for name, module in model.named_modules():
-        name, attention = name or type(module).__name__, module.__dict__.get("attention_products")
+        name, operations = name or type(module).__name__, operations_of(module)
         if isinstance(module, REPLACED) or (isinstance(module, MAY_BE_REPLACED) and module.arithmetic):
             found[name] = module.arithmetic
-        for part in (SCORES, VALUES) if attention and attention.called else ():
-            if arithmetic := getattr(attention, part):
+        for part, arithmetic in operations.arithmetics.items():
+            if arithmetic and part in operations.called:
                 found[f"{name}.{part}"] = arithmetic
     return found
 

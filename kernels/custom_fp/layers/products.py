@@ -172,8 +172,9 @@ class Arithmetic:
         x_as: Callable[[Tensor], Tensor] = lambda x: x,
         w_as: Callable[[Tensor], Tensor] = lambda w: w,
         bias: Tensor | None = None,
+        factor: float = 1,
     ) -> Tensor:
-        """Return the product of an input and a weight, plus a bias.
+        """Return the product of an input and a weight, times a factor, plus a bias.
 
         If the result of the forward product is rounded, the bias is rounded in the same way and added in float32, and
         then the sum is rounded. The gradient of the bias is rounded, too. torch.autocast computes the same.
@@ -185,6 +186,7 @@ class Arithmetic:
             x_as: A function that converts the rounded input to the layout that the kernel needs.
             w_as: The same for the weight.
             bias: A tensor that can be broadcast to the product.
+            factor: The number by which the product is multiplied, such as `alpha` of torch.baddbmm.
 
         Returns:
             The result as float32.
@@ -193,8 +195,13 @@ class Arithmetic:
             kernel = observer(self, kernel)
         x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
         w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
-        result = Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self, bias is None)
-        return result if bias is None else self._add(result, bias.float())
+        rounds_product = bias is None and factor == 1
+        result = Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self, rounds_product)
+        if factor != 1:
+            result = result * factor
+        if bias is not None:
+            return self._add(result, bias.float())
+        return result if rounds_product else self.round_whole("result", FORWARD, result)
 
     def _add(self, result: Tensor, bias: Tensor) -> Tensor:
         rounding = self.roundings.get(("result", FORWARD))
