@@ -148,4 +148,4 @@ def equal(one, other) -> bool:
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    return torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other

@@ -22,6 +22,7 @@ from custom_fp.recipe.apply import apply_recipe, placement_in, rounded_in, uncal
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from cpdrun.attach.intercept.first_step import FirstStepCoverage
 from cpdrun.attach.intercept.patches import Patches
 from cpdrun.attach.intercept.script import Script, unwrapped
 from cpdrun.errors import UserError
@@ -41,6 +42,7 @@ class ModelRounding:
         requested: Whether the run has precision rules.
         placed: Each model and its precision, which is None if no rule matches the model.
         in_fp32: The classes of the layers that multiply in float32, by the name of the layer.
+        first_step: The coverage of the first training step.
 
     Raises:
         UserError: The config requests a precision that is not available in scripts.
@@ -54,6 +56,7 @@ class ModelRounding:
         self._step = 0
         self._rounded: dict[str, str] = {}
         self.in_fp32: dict[str, str] = {}
+        self.first_step = FirstStepCoverage(script)
         precision = self._make_precision()
         self.requested = not isinstance(precision, Formats) or bool(precision.typed or precision.short)
         _check_is_possible(precision)
@@ -76,8 +79,12 @@ class ModelRounding:
 
     @property
     def rounded(self) -> dict[str, str]:
-        """The arithmetic of each rounded layer in the first step. Attention is included after its first computation."""
+        """The arithmetic of each rounded layer in the first step.
+
+        Attention is included after its first computation. Layers that the first step did not call are left out.
+        """
         uncomputed = {name for model, _ in self.placed for name in uncalled(model)}
+        uncomputed |= set(self.first_step.coverage.never_called if self.first_step.coverage else ())
         return {name: text for name, text in self._rounded.items() if name not in uncomputed}
 
     def place_around(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -99,6 +106,7 @@ class ModelRounding:
             self._from_file.add(len(self.placed))
         if placement := placement_in(model):
             self._add(model, placement, placement.state_dict() and placement)
+            self._count(model)
             return
         precision = self._make_precision()
         try:
@@ -117,6 +125,19 @@ class ModelRounding:
             precision.placement.histories.follow_optimizers()
         precision.at(self._step)
         self._add(model, precision, precision.remembers and precision.placement)
+        self._count(model)
+
+    def _count(self, model: nn.Module, from_script: bool = False) -> None:
+        """Count the model's products in the first step. `from_script` says whether the script chose the rules."""
+        placement = placement_in(model)
+        if placement is None or len(self.placed) - 1 in self._from_file:
+            return
+
+        def check_called(never_called: list[str]) -> None:
+            with naming("cpdrun.attach" if from_script else "precision"):
+                placement.check_called(never_called)
+
+        self.first_step.add(model, check_called)
 
     def apply_recipe(self, model: nn.Module, recipe: Any) -> None:
         """Apply the recipe that the script passes to cpdrun.attach(model, recipe=...), unless the run has rules.
@@ -142,6 +163,7 @@ class ModelRounding:
             )
         applied.at(self._step)
         self._add(model, applied, applied.state_dict() and applied)
+        self._count(model, from_script=True)
 
     def _add(self, model: nn.Module, precision: Any, state_owner: Any) -> None:
         if state_owner:
@@ -161,6 +183,7 @@ class ModelRounding:
 
     def check(self) -> None:
         """Raise UserError if the rules had no effect on any layer. Called at the end of the script."""
+        self.first_step.end()
         if self.requested and not any(precision is not None for _, precision in self.placed):
             raise UserError(
                 "the precision rules had no effect on any layer, because the script created no optimizer of "

@@ -155,6 +155,7 @@ class TrainingEvents:
         with self.exchange.backward_pass():
             self._unwatch_if_done()
             original(*args, **kwargs)
+        self.rounding.first_step.after_backward()
 
     def _check_can_round(self) -> None:
         """Raise UserError at the first backward pass if the script has no optimizer that can be intercepted."""

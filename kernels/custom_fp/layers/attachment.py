@@ -92,6 +92,14 @@ class Attached:
         super().__setstate__(state)  # type: ignore[misc]
         _join(self)
 
+    def _apply(self, fn: Callable, recurse: bool = True) -> Any:
+        """Move, or cast, the module. Its delayed scales move to the device of its parameters."""
+        this: Any = super()._apply(fn, recurse)  # type: ignore[misc]
+        histories, parameter = this.attachment.histories, next(this.parameters(), None)
+        if histories is not None and parameter is not None:
+            histories.to(parameter.device)
+        return this
+
     def __prepare_scriptable__(self) -> Any:
         """Return copies of the modules for torch.jit.script, because it writes to `_modules` of all modules."""
         this: Any = self

@@ -185,7 +185,7 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         if x is not None
     ]
     histories = [] if placement is None else list(placement.histories.by_operand.values())
-    magnitudes = [(history, history.values, history.seen.clone()) for history in histories]
+    magnitudes = [history.magnitudes.clone() for history in histories]
     devices = {x.device.index for x in model.parameters() if x.device.type == "cuda"}
     try:
         with torch.random.fork_rng(sorted(devices)):
@@ -194,8 +194,8 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         with torch.no_grad():
             for module, name, x, values in buffers:
                 module._buffers[name] = x.copy_(values)
-        for history, values, seen in magnitudes:
-            history.values, history.seen = values, seen
+        for history, values in zip(histories, magnitudes, strict=True):
+            history.magnitudes.copy_(values)
 
 
 @contextmanager
@@ -266,7 +266,9 @@ class MacCounter(TorchDispatchMode):
         whole = prefix.rstrip(".") or model.__class__.__name__
         self.root = self.root or whole
         self.names |= {module: f"{prefix}{name}" if name else whole for name, module in model.named_modules()}
-        for layer in [] if placement is None else placement.rules.layers:
+        if placement is None:
+            return
+        for layer in placement.rules.layers:
             self.layers[layer.module, layer.part] = layer
             self.places[layer] = f"{prefix}{layer.names[0]}" if layer.names[0] else whole
             self.placements[layer] = placement
@@ -277,10 +279,11 @@ class MacCounter(TorchDispatchMode):
         self.entered.add(module)
 
     def was_called(self, layer: Layer) -> bool:
-        """Return whether the rules for a layer were used."""
-        if layer.module.__class__ is nn.Embedding:
-            return layer.module in self.entered
-        return (layer.module, layer.part) in self.called
+        """Return whether the rules for a layer were used, or would have been used in another phase."""
+        module = layer.module
+        if module.__class__ is nn.Embedding or (layer.part is None and not module.__dict__.get("arithmetic")):
+            return module in self.entered
+        return (module, layer.part) in self.called
 
     def coverage(self) -> Coverage:
         """Return the coverage of what has run in this context."""

@@ -15,11 +15,11 @@ from weakref import WeakSet
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from custom_fp.layers.attachment import add_hooks_, attach_, is_exporting, override_
+from custom_fp.layers.attachment import add_hooks_, attach_, is_attached, is_exporting, override_
 from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.operations import SDPA, operations_of, replace_operations_
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
-from custom_fp.recipe.delayed_scaling import Delayed, Histories, History
+from custom_fp.recipe.delayed_scaling import Delayed, Histories
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.recipe.rules import Rule, Rules
@@ -41,6 +41,11 @@ class Placement:
         self.model, self.rules, self.phase = model, rules, -1
         self.histories = Histories()
         self.copies: WeakSet[Placement] = WeakSet()
+        self._attach(0)
+
+    def _attach(self, first: int) -> None:
+        """Attach the rules to the model, and switch to the rules of step `first`."""
+        model, rules, self.phase = self.model, self.rules, -1
         layers = [layer for layer in rules.layers if layer.multiplies]
         # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
         by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
@@ -61,7 +66,7 @@ class Placement:
             for module in {model, *(layer.module for layer in reached)}:
                 attach_(module).histories = self.histories
                 self.histories.owners.add(module)
-        self.at(0)
+        self.at(first)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "copies"}
@@ -69,10 +74,12 @@ class Placement:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.copies = WeakSet()
+        if not is_attached(self.model):  # pickle saves models without their rules
+            self._attach(self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
         copied = memo[id(self)] = object.__new__(Placement)
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo), copies=WeakSet())
         copied.called = []  # `check_called` checks only the calls of the original
         self.copies.add(copied)
         return copied
@@ -170,10 +177,8 @@ class Placement:
     ) -> QuantizationSpec | Delayed:
         if rounding.history is None:
             return rounding
-        key = f"{layer.names[0]}:{role}"
-        history = self.histories.by_operand.get(key)
-        if history is None or len(history.values) != rounding.history:
-            history = self.histories.by_operand[key] = History(rounding.history)
+        device = next((p.device for p in layer.module.parameters()), None)
+        history = self.histories.history(f"{layer.names[0]}:{role}", rounding.history, device)
         return Delayed(rounding, history)
 
     def end_step(self) -> None:
@@ -182,12 +187,11 @@ class Placement:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the histories of delayed scales. Call this at the end of a step."""
-        return {key: history.values for key, history in self.histories.by_operand.items()}
+        return self.histories.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the histories that `state_dict` returned."""
-        for key, values in state.items():
-            self.histories.by_operand[key].values = values.clone()
+        self.histories.load_state_dict(state)
 
     def _add_hooks(self, layers: Sequence[Layer]) -> list[ActivationRounding]:
         leaves = {layer.module: layer for layer in layers if layer.takes("activation")}

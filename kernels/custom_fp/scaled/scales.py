@@ -77,8 +77,17 @@ def _scale_by_range(fmt: ScaledFormat, x_BxK: Tensor) -> Scaled:
 
 def tensor_scale(fmt: ScaledFormat, x: Tensor) -> Tensor:
     """Return the scale of the whole tensor (step 1), computed over the last dimension of x."""
+    return tensor_scale_for(fmt, largest_magnitude(x))
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """Return the largest finite magnitude over the last dimension of x, or 0 if there is none."""
     finite = torch.where(x.isfinite(), x.abs(), 0.0)
-    largest = finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1])
+    return finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1])
+
+
+def tensor_scale_for(fmt: ScaledFormat, largest: Tensor) -> Tensor:
+    """Return the scale of a tensor with the given largest finite magnitude, float32."""
     return divide(largest, fmt.target * fmt.largest_scale).clamp(min=SMALLEST_SCALE)
 
 
