@@ -67,9 +67,17 @@ class LayerDescription(Layer):
     def of(cls, facts: Mapping[str, Any]) -> LayerDescription:
         """Restore a layer from its description by `describe_layers`."""
         products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
-        names, parts = tuple(facts["names"]), (facts["part"], facts.get("model_part"))
-        given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])
-        return cls(nn.Identity(), names, *parts, *given)
+        return cls(
+            nn.Identity(),
+            tuple(facts["names"]),
+            facts["part"],
+            facts.get("model_part"),
+            facts["kind"],
+            facts["must_be_named"],
+            products,
+            facts["is_norm"],
+            tuple(facts["parameters"]),
+        )
 
     @property
     def kind(self) -> str:

@@ -164,7 +164,8 @@ def format_named(key: str, name: str, scales: bool = False) -> str | None:
         parsed = parse(name)
         if not scales and not isinstance(parsed, Format | Tabulated):
             raise ValueError(
-                "a format with scales is allowed only for weights, activations and errors; use eXmY here"
+                "a format with scales is allowed only for weights, activations, errors and optimizer states; use eXmY "
+                "here"
             )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{key}={name}: {error}") from None
