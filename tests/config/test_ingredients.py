@@ -35,6 +35,21 @@ def test_a_recipe_is_the_same_for_a_run_and_for_a_model_and_uses_all_its_ingredi
     assert referred == set(given.get("ingredients", {}))
 
 
+def test_every_recipe_can_round_the_products_outside_of_layers_too():
+    without, every, explicit, some = (
+        plan([*WORDS, "recipe=mxfp8", *words]).runs[0].config
+        for words in (
+            [],
+            ["recipe.operations=true"],
+            ["recipe.operations=null"],
+            ["recipe.operations=['matmul()']"],
+        )
+    )
+    assert [x["precision"]["operations"] for x in (without, every, some)] == [None, True, ["matmul()"]]
+    assert len({run_name(x) for x in (without, every, explicit, some)}) == 3
+    assert run_name(without) == run_name(explicit)
+
+
 def test_each_ingredient_may_be_an_axis_and_names_runs_by_what_it_changes():
     axes = ("ingredients.rounding=stochastic,nearest_even", "ingredients.hadamard=16,null")
     found = plan([*WORDS, "recipe=nvfp4", *axes])
@@ -49,7 +64,7 @@ def test_a_case_may_change_an_ingredient_of_its_recipe(experiment):
     cases = "{bf16: {recipe: bf16}, four: {recipe: nvfp4, ingredients.bf16_layers: 0}}"
     bf16, four = plan(["exp=mine"], experiment(f"sweep: {{cases: {cases}}}")).runs
     assert (bf16.config["ingredients"], four.config["ingredients"]["bf16_layers"]) == ({}, 0)
-    assert four.config["precision"]["rules"][0]["last"] == 0
+    assert four.config["precision"]["rules"][1]["last"] == 0
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,18 @@
     scaled_dot_product_attention   The attention of a MultiheadAttention, and of any module that calls this function. It
                             has the products NAME.scores, which multiplies query (role input) and key (role weight), and
                             NAME.values, which multiplies probabilities (role input) and value (role weight).
-    matmul()                The matrix products that a module computes in its own forward, with the first operand as
+    matmul()                The matrix products that a module computes in its own forward, with the first factor as
                             input and the second as weight: torch.matmul and @, mm, bmm, mv, addmm and baddbmm.
-    linear()                The calls of F.linear in a module's own forward, such as those of an output layer whose
-                            weight is tied to an embedding.
+    einsum()                torch.einsum of two tensors, the input and the weight, if no tensor has a dimension twice
+                            and every dimension of only one tensor is in the result.
+    linear()                F.linear, as for an output layer whose weight is tied to an embedding.
+    conv()                  F.conv1d, F.conv2d and F.conv3d.
+    grouped_mm()            F.grouped_mm and torch._grouped_mm, the products of a mixture of experts. Each group is
+                            rounded like a layer of its own.
 
-Operations have the names NAME.matmul() and NAME.linear(), where NAME is the module that calls the function. Other
-products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a
-`forward` method calls.
+Operations have names such as NAME.matmul(), where NAME is the module whose forward calls the function. Other products
+of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a `forward`
+method calls.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from custom_fp.layers.multihead_attention import QuantMultiheadAttention
 from custom_fp.layers.operations import PARTS, SCORES, SDPA, VALUES
 from custom_fp.layers.products import FORWARD, PRODUCTS, WEIGHT_GRADIENT
 from custom_fp.layers.products import ROLES as PRODUCT_ROLES
+from custom_fp.recipe.model_parts import parts_of
 
 OTHERS = {nn.Embedding: QuantEmbedding, nn.MultiheadAttention: QuantMultiheadAttention}
 KINDS = LAYERS | OTHERS
@@ -52,11 +57,13 @@ class Layer:
         module: The module.
         names: All names under which the model contains the module, or this operation of it.
         part: The operation, such as `scores` or `matmul()`, and None for the module itself.
+        model_part: `output_head`, `router` or `attention_output` if the module is one (model_parts.py), or else None.
     """
 
     module: nn.Module
     names: tuple[str, ...]
     part: str | None = None
+    model_part: str | None = None
 
     @property
     def path(self) -> str:
@@ -70,6 +77,13 @@ class Layer:
         if self.part is None:
             return self.module.__class__.__name__
         return SDPA if self.part in (SCORES, VALUES) else self.part
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names that select the layer as a part of the model, such as output_head or router.linear()."""
+        if self.model_part is None:
+            return ()
+        return (self.model_part if self.part is None else f"{self.model_part}.{self.part}",)
 
     @property
     def is_call(self) -> bool:
@@ -111,11 +125,12 @@ def layers_of(model: nn.Module) -> list[Layer]:
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    layers = []
+    layers, parts = [], parts_of(model)
     for module, module_names in names.items():
-        layers.append(Layer(module, tuple(module_names)))
+        layers.append(Layer(module, tuple(module_names), None, parts.get(module)))
         for part in operations_called_by(module):
-            layers.append(Layer(module, tuple(f"{n}.{part}".lstrip(".") for n in module_names), part))
+            part_names = tuple(f"{n}.{part}".lstrip(".") for n in module_names)
+            layers.append(Layer(module, part_names, part, parts.get(module)))
     return layers
 
 

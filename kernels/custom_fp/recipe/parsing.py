@@ -13,8 +13,9 @@ from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated_format import Tabulated
-from custom_fp.layers.products import OPERANDS
-from custom_fp.recipe.layers import ROLES
+from custom_fp.layers.operations import PARTS, SDPA
+from custom_fp.layers.products import OPERANDS, WEIGHT_GRADIENT
+from custom_fp.recipe.layers import CALL, ROLES
 from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
 from custom_fp.recipe.rules import Rule
 from custom_fp.rounding import Rounding, is_stochastic, read_rounding, words
@@ -22,7 +23,7 @@ from custom_fp.suggestions import did_you_mean
 
 KEYS = (
     *("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history"),
-    *("aps", "kahan", "optional"),
+    *("cached", "aps", "kahan", "optional"),
 )
 SHORT_FORMS = {  # short key -> the role of the rule for all modules that the key stands for
     "weights": "parameter",
@@ -31,17 +32,46 @@ SHORT_FORMS = {  # short key -> the role of the rule for all modules that the ke
     "accumulator": "accumulator",
 }
 OPERAND_ROLES = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))
+EVERY_PRODUCT = (*(part for part in PARTS if part.endswith(CALL)), SDPA)
 MAX_TRANSFORM_SIZE = 1 << 15
 MAX_HISTORY = 1 << 16
 
 
-def read_rules(typed: str, given: Any) -> list[Rule]:
-    """Parse a list of rules. In error messages, the rules are called `typed`[0], `typed`[1] and so on."""
+def read_rules(typed: str, given: Any, operations: Any = None) -> list[Rule]:
+    """Parse a list of rules. In error messages, the rules are called `typed`[0], `typed`[1] and so on.
+
+    Args:
+        typed: The key of the list.
+        given: The list.
+        operations: Patterns of operations that all rules for '*' select as well, except for those with `first` or
+            `last`. True stands for `EVERY_PRODUCT`, and None or False for no operations.
+    """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(
             f"{typed}={given}: must be a list of rules, such as [{{modules: '*', role: weight, format: e4m3}}]"
         )
-    return [read_rule(f"{typed}[{i}]", rule) for i, rule in enumerate(given)]
+    rules = [read_rule(f"{typed}[{i}]", rule) for i, rule in enumerate(given)]
+    patterns = _operations(f"{typed.rpartition('.')[0]}.operations".lstrip("."), operations)
+    return [_with_operations(rule, patterns) for rule in rules]
+
+
+def _operations(key: str, given: Any) -> tuple[str, ...]:
+    if given is None or isinstance(given, bool):
+        return EVERY_PRODUCT if given else ()
+    patterns = _as_list(given)
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not (pattern == SDPA or pattern.endswith(CALL)):
+            raise ValueError(
+                f"{key}={given}: must be true, false, or a list of operations, such as ['matmul()', 'linear()']"
+            )
+    return tuple(patterns)
+
+
+def _with_operations(rule: Rule, patterns: tuple[str, ...]) -> Rule:
+    counts = (rule.first_layers, rule.last_layers) != (None, None)
+    if not patterns or "*" not in rule.modules or counts:
+        return rule
+    return replace(rule, modules=(*rule.modules, *patterns))
 
 
 def read_rule(typed: str, given: Any) -> Rule:
@@ -120,14 +150,20 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Qua
         raise ValueError(
             f"{typed}: history={history} cannot be combined with hadamard={size}; remove one of them"
         )
+    cached = _cached(typed, roles, given)
+    if cached is not None and (aps or history is not None):
+        raise ValueError(
+            f"{typed}: cached={given['cached']} cannot be combined with aps or history; remove them"
+        )
     if aps and (mode != NEAREST or size is not None):
         raise ValueError(f"{typed}: aps=true cannot be combined with rounding or hadamard; remove them")
     if found is None:
-        if mode != NEAREST or size is not None:
+        if mode != NEAREST or size is not None or cached is not None:
             key = f"hadamard={size}" if size is not None else f"rounding={mode}"
+            key = f"cached={cached}" if cached is not None else key
             raise ValueError(f"{typed}.{key}: has no effect, because format=fp32 rounds nothing; remove it")
         return None
-    return QuantizationSpec(found.format, aps, kahan, mode, size, history)
+    return QuantizationSpec(found.format, aps, kahan, mode, size, history, cached)
 
 
 def rounding_to(
@@ -254,6 +290,20 @@ def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int 
             f"{typed}.history={steps}: requires a format with one scale for the tensor, such as fp8_tensor, not {name}"
         )
     return steps
+
+
+def _cached(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> QuantizationSpec | None:
+    """Return the rounding to the format in which the input is stored for the weight gradient, or None."""
+    name = given.get("cached")
+    if name is None:
+        return None
+    if list(roles) != ["input"] or _as_list(given.get("product")) != [WEIGHT_GRADIENT]:
+        raise ValueError(
+            f"{typed}.cached={name}: requires role: input and product: {WEIGHT_GRADIENT}, the product that reads "
+            "stored values"
+        )
+    fmt = format_named(f"{typed}.cached", name, scales=True)
+    return None if fmt is None else QuantizationSpec(fmt)
 
 
 def _transform_size(key: str, value: Any) -> int | None:
