@@ -1,6 +1,8 @@
 """Recipes and wrappers of models, in any order: fully_shard, parametrizations, LoRA and tensor parallelism."""
 
 import copy
+import subprocess
+import sys
 
 import custom_fp
 import pytest
@@ -97,3 +99,83 @@ def test_a_recipe_reaches_layers_that_are_wrapped_already():
     model[0] = Lora(model[0])
     applied = custom_fp.apply_recipe(model, "mxfp8")
     assert [*applied.rounded] == ["0.base_layer", "0.a", "0.b", "2"] and not applied.untouched
+
+
+RANKS = """
+import sys, torch, custom_fp
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 32)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+def parallel(model, mesh):
+    return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+def trained(model):
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for i in range(3):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(i))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+def refused(sentence, call):
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        assert sentence in str(error), error
+    else:
+        raise AssertionError(sentence)
+
+def rank(number, where):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{where}", rank=number, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    for fmt in ("e4m3", "posit8", "mxfp8_e4m3", "fp8_tensor", "nvfp4", "fp8_block128", "int8_channel"):
+        for axis in (None, 0, 1):
+            expected = custom_fp.quantize(x, fmt, axis=axis)
+            for placement in (Replicate(), Shard(0), Shard(1)):
+                found = custom_fp.quantize(distribute_tensor(x, mesh, [placement]), fmt, axis=axis)
+                assert torch.equal(found.full_tensor(), expected), (fmt, axis, placement)
+    for recipe in ("mxfp8", "fp8_tensorwise"):
+        plain, first, last = Mlp(), Mlp(), parallel(Mlp(), mesh)
+        for model in (plain, first, last):
+            custom_fp.apply_recipe(model, recipe)
+        losses = trained(plain)
+        assert trained(parallel(first, mesh)) == losses and trained(last) == losses
+    for recipe, sentence in (
+        ("fp8_delayed", "delayed scaling does not support tensor parallelism"),
+        ([{"modules": "*", "role": "accumulator", "format": "bf16"}], "emulated accumulators do not support"),
+        ([{"modules": "*", "role": "input", "format": "e4m3", "rounding": "stochastic"}], "rounding is 'stochastic'"),
+    ):
+        model = parallel(Mlp(), mesh)
+        custom_fp.apply_recipe(model, recipe)
+        refused(sentence, lambda: model(x))
+    sharded = distribute_tensor(x, mesh, [Shard(0)])
+    refused("encode does not support DTensors; call to_local()", lambda: custom_fp.encode(sharded, "e4m3"))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(rank, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_tensor_parallel_models_compute_by_the_recipe_or_are_refused(tmp_path):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    command = [sys.executable, "ranks.py", str(tmp_path / "rendezvous")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr

@@ -42,8 +42,8 @@ class Applied:
 
     Attributes:
         model: The model.
-        first_arithmetic: The arithmetic in the first step of each rounded module, by operation. The operation of a layer
-            itself is None.
+        first_arithmetic: The arithmetic of each rounded module in the first step, by operation. The operation of
+            a layer itself is None.
         left_to_the_loop: The settings of the recipe that concern the training loop.
         placement: The rules in the model, or None if they round nothing.
     """
