@@ -25,7 +25,7 @@ from custom_fp import accumulator
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
-from custom_fp.operators.checks import can_be_written, check_out
+from custom_fp.operators.checks import can_be_written, check_dense, check_out
 from custom_fp.operators.sharding import is_sharded, shardable
 
 Shapes = Sequence[tuple[Sequence[int], torch.dtype]]
@@ -177,8 +177,12 @@ class Operator:
         return (self.compute if is_plain(*self._tensors(arguments)) else self._dispatch)(*arguments)
 
     def _dispatch(self, *arguments: Any) -> Any:
-        if not _is_compiling() and any(map(is_sharded, self._tensors(arguments))):
-            arguments = tuple(shardable(self.name, arguments))
+        tensors = self._tensors(arguments)
+        if not _is_compiling():
+            for x in tensors:
+                check_dense(x)
+            if any(map(is_sharded, tensors)):
+                arguments = tuple(shardable(self.name, arguments))
         return self.op(*arguments)
 
     def _dispatch_below_autograd(self, *arguments: Any) -> Any:
