@@ -24,7 +24,7 @@ from cpdrun.study.verdicts import MARKS
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
 OWN_SPREAD = "own spread"
-_BITS_TITLE = "bits a parameter a step"
+_BITS_TITLE = "bits per parameter and step"
 _OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
 OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
 BITS_A_PARAMETER = "bits_per_parameter_per_step"

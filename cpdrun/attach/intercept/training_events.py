@@ -146,6 +146,7 @@ class TrainingEvents:
         if self.steps[number] == 2:
             # At the second step of an optimizer, all other optimizers have usually taken a step, too.
             self.settings.check_patterns()
+        self.rounding.after_step(optimizer)
         self.rounding.at(self.total_steps)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:

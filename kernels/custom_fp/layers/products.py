@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ Round = Callable[[Tensor], Tensor]
 
 has_axis: If true, operands are rounded by the method `along(x, axis)`, which may pad the dimension `axis` with zeros.
 has_tiles: If true, blocks are tiles of the last two dimensions, so a matrix is rounded without an axis.
+cached: For the input of the weight gradient: the rounding of the values that are stored after the forward product,
+    which are then rounded again. None means that the unrounded values are stored.
 format: The name of the format, for reports.
 nearest: The function that replaces this function in evaluation.
 """
@@ -215,7 +218,12 @@ class Arithmetic:
     def round_for_product(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
         """Return an operand, after rounding it along the dimension of the sum if its rounding depends on that."""
         rounding: Any = self.roundings.get((role, product))
-        return kernel.along(role, product, x, rounding.along) if _depends_on_axis(rounding, x, kernel) else x
+        if not _depends_on_axis(rounding, x, kernel):
+            return x
+        cached = getattr(rounding, "cached", None)
+        if cached is not None:  # the operand was stored as rounded along the dimension of the forward product
+            x = kernel.along(role, FORWARD, x, partial(round_along, cached))
+        return kernel.along(role, product, x, rounding.along)
 
     def _operands(
         self, role: str, one: str, other: str, x: Tensor, to_layout: Callable, kernel: Any

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -212,14 +213,15 @@ def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iter
         counter.add(model, placement, prefix)
 
     def enter(module: nn.Module, *_: Any) -> None:
-        counter.enter(module)
+        if module in counter.names:
+            counter.enter(module)
 
     def leave(module: nn.Module, *_: Any) -> None:  # must return None to keep the output
         if counter.stack and counter.stack[-1] is module:  # not of a call that began before this context
             counter.stack.pop()
 
-    hooks = [module.register_forward_pre_hook(enter) for module in counter.names]
-    hooks += [module.register_forward_hook(leave, always_call=True) for module in counter.names]
+    # The hooks are not in the modules, so a model that is saved or copied now does not contain them.
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     outer, products.observer = products.observer, counter.observed
     try:
         with counter:

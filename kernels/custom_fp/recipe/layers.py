@@ -30,6 +30,7 @@ from custom_fp.layers.multihead_attention import QuantMultiheadAttention
 from custom_fp.layers.operations import PARTS, SCORES, SDPA, VALUES
 from custom_fp.layers.products import FORWARD, PRODUCTS, WEIGHT_GRADIENT
 from custom_fp.layers.products import ROLES as PRODUCT_ROLES
+from custom_fp.recipe.model_parts import parts_of
 
 OTHERS = {nn.Embedding: QuantEmbedding, nn.MultiheadAttention: QuantMultiheadAttention}
 KINDS = LAYERS | OTHERS
@@ -54,11 +55,13 @@ class Layer:
         module: The module.
         names: All names under which the model contains the module, or this operation of it.
         part: The operation, such as `scores` or `matmul()`, and None for the module itself.
+        model_part: `output_head`, `router` or `attention_output` if the module is one (model_parts.py), or else None.
     """
 
     module: nn.Module
     names: tuple[str, ...]
     part: str | None = None
+    model_part: str | None = None
 
     @property
     def path(self) -> str:
@@ -72,6 +75,13 @@ class Layer:
         if self.part is None:
             return class_of(self.module).__name__
         return SDPA if self.part in (SCORES, VALUES) else self.part
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names that select the layer as a part of the model, such as output_head or router.linear()."""
+        if self.model_part is None:
+            return ()
+        return (self.model_part if self.part is None else f"{self.model_part}.{self.part}",)
 
     @property
     def is_call(self) -> bool:
@@ -113,11 +123,12 @@ def layers_of(model: nn.Module) -> list[Layer]:
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    layers = []
+    layers, parts = [], parts_of(model)
     for module, module_names in names.items():
-        layers.append(Layer(module, tuple(module_names)))
+        layers.append(Layer(module, tuple(module_names), None, parts.get(module)))
         for part in operations_called_by(module):
-            layers.append(Layer(module, tuple(f"{n}.{part}".lstrip(".") for n in module_names), part))
+            part_names = tuple(f"{n}.{part}".lstrip(".") for n in module_names)
+            layers.append(Layer(module, part_names, part, parts.get(module)))
     return layers
 
 

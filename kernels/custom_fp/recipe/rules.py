@@ -7,7 +7,9 @@ A rule in a recipe has these keys:
               Conv layers. Other layers must be named: Embedding, MultiheadAttention, scaled_dot_product_attention (both
               products of any attention, or a single one by NAME.scores or NAME.values, as in *.scores), or the name of
               the layer itself. A pattern that ends in () selects operations that modules call in their own forward:
-              matmul() everywhere, or blocks.*.matmul(). layers.py lists the layers and operations.
+              matmul() everywhere, or blocks.*.matmul(). layers.py lists the layers and operations. output_head, router
+              and attention_output select the layers that compute the outputs of the model, that choose experts, and
+              that follow attention (model_parts.py). router.linear() selects the calls of routers.
     first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
               modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects no layer.
     role      One role or a list of roles. Some roles are parts of products (custom_fp.layers.products). input, weight
@@ -19,16 +21,19 @@ A rule in a recipe has these keys:
               role is used.
     steps     [first, end]: the rule applies from step `first`, counted from 0, to the step before `end`. If `end` is
               null, the rule applies until the run ends. The test set is evaluated with the rules of the step before it.
-    format    Any format of custom_fp. fp32 rounds nothing. For operands, the blocks of a format with scales run along
-              the dimension that the product sums over. For other tensors, they follow the order of the elements in
-              memory.
+    format    Any format of custom_fp. fp32 rounds nothing. An ingredient that is null removes the rule. For operands,
+              the blocks of a format with scales run along the dimension that the product sums over. For other tensors,
+              they follow the order of the elements in memory.
     rounding  Any rounding mode of custom_fp. The default is nearest_even. Accumulators and parameters allow no other.
               In training, stochastic rounding draws from torch's default generator, which a run seeds by its seed, the
               step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
     hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
-              Both operands of a product must be transformed. All transforms use the same signs.
+              Both operands of a product must be transformed. All transforms use the same signs, the first 16 of which
+              are TransformerEngine's.
     history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
               (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
+    cached    The format in which the input is stored for the weight gradient, in blocks along the dimension of the
+              forward product. The stored values are rounded again, to `format`. null stores the unrounded input.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
     optional  true: do not report an error if the rule never applies. Recipes for many models need this.
@@ -84,7 +89,7 @@ class Rule:
 
     def matches(self, layer: Layer, role: str) -> bool:
         """Return whether a pattern matches the layer, regardless of `first_layers` and `last_layers`."""
-        names = (*layer.names, layer.kind)
+        names = (*layer.names, layer.kind, *layer.part_names)
         patterns: Sequence[str] = self.modules
         if layer.is_call:
             patterns = [pattern for pattern in self.modules if pattern.endswith(CALL)]
