@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations
 
+RULES = [{"modules": "*", "role": ["input", "weight", "output_gradient"], "format": "mxfp8_e4m3"}]
+
 
 @pytest.fixture
 def mesh():
@@ -77,8 +79,8 @@ class Lora(nn.Module):
 
 def test_the_report_follows_layers_that_are_wrapped_later():
     model, plain = mlp(), mlp()
-    applied = custom_fp.apply_recipe(model, "mxfp8")
-    custom_fp.apply_recipe(plain, "mxfp8")
+    applied = custom_fp.apply_recipe(model, RULES)
+    custom_fp.apply_recipe(plain, RULES)
     arithmetic = applied.rounded["0"]
     base, model[0] = model[0], Lora(model[0])
     assert applied.rounded == {"0.base_layer": arithmetic, "2": arithmetic}
@@ -97,7 +99,7 @@ def test_the_report_follows_layers_that_are_wrapped_later():
 def test_a_recipe_reaches_layers_that_are_wrapped_already():
     model = mlp()
     model[0] = Lora(model[0])
-    applied = custom_fp.apply_recipe(model, "mxfp8")
+    applied = custom_fp.apply_recipe(model, RULES)
     assert [*applied.rounded] == ["0.base_layer", "0.a", "0.b", "2"] and not applied.untouched
 
 

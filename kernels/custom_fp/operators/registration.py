@@ -26,7 +26,7 @@ from custom_fp.accumulator import Accumulator
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.operators.checks import can_be_written, check_dense, check_out
-from custom_fp.operators.sharding import is_sharded, shardable
+from custom_fp.operators.dtensors import is_sharded, shardable
 
 Shapes = Sequence[tuple[Sequence[int], torch.dtype]]
 Plan = tuple[Shapes, Tensor, Callable[..., None]]

@@ -197,8 +197,11 @@ def rounded_in(model: nn.Module) -> dict[str, str]:
 def _arithmetic_in(model: nn.Module) -> ByModule:
     found: ByModule = {}
     for module in model.modules():
-        arithmetics = {None: getattr(module, "arithmetic", None), **operations_of(module).arithmetics}
-        if texts := {part: str(arithmetic) for part, arithmetic in arithmetics.items() if arithmetic}:
+        arithmetics = [
+            (None, getattr(module, "arithmetic", None)),
+            *operations_of(module).arithmetics.items(),
+        ]
+        if texts := {part: str(arithmetic) for part, arithmetic in arithmetics if arithmetic}:
             found[module] = texts
     return found
 

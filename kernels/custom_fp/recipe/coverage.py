@@ -334,7 +334,7 @@ class MacCounter(TorchDispatchMode):
             known = self._nodes.get(node._sequence_nr(), _Node(None, []))
             computed = known.next_gradients(operator, args)
         layer = self.layers.get((known.module, None))
-        if (a, b) != (FLOAT32, FLOAT32) or layer is None or class_of(known.module) not in LAYERS:
+        if (a, b) != (FLOAT32, FLOAT32) or layer is None or class_of(layer.module) not in LAYERS:
             return [Product(_sorted(a, b), FLOAT32, operator, self._name(known.module))]
         return [self._product(Arithmetic(), layer, product, self._name(known.module)) for product in computed]
 

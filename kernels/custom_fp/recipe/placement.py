@@ -196,7 +196,8 @@ class Placement:
     def _add_hooks(self, layers: Sequence[Layer]) -> list[ActivationRounding]:
         leaves = {layer.module: layer for layer in layers if layer.takes("activation")}
         previous: dict[nn.Module, list[Layer]] = {}
-        for chain in (list(m) for m in self.model.modules() if class_of(m) is nn.Sequential):
+        chains: list[Any] = [module for module in self.model.modules() if class_of(module) is nn.Sequential]
+        for chain in chains:
             for module, following in pairwise(chain):
                 if module in leaves:
                     previous.setdefault(following, []).append(leaves[module])

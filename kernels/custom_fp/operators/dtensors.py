@@ -48,7 +48,8 @@ def shardable(name: str, arguments: Sequence[Any]) -> list[Any]:
             name, f"{name} does not support DTensors; call to_local() or full_tensor() first"
         )
         raise TypeError(reason)
-    _, fmt, rounding, *_, axis = [*arguments, *[None] * (7 - len(arguments))]
+    given: list[Any] = [*arguments, *[None] * (7 - len(arguments))]  # trailing arguments may be missing
+    fmt, rounding, axis = given[1], given[2], given[6]
     if is_stochastic(rounding):
         raise ValueError(
             f"rounding is {rounding!r}, but random bits depend on the position of an element in the whole tensor, of "
