@@ -31,7 +31,8 @@ LOOP_KEYS = (  # keys of a recipe that concern the training loop
     *("weights", "optimizer_state", "master_weights", "loss_scale", "update", "update_order"),
     *("update_rounding", "kahan_weights", "fp32_norms"),
 )
-KEYS = tuple(dict.fromkeys(("rules", *SHORT_FORMS, "kahan", "aps", *LOOP_KEYS)))
+OPERATIONS_KEY = "operations"
+KEYS = tuple(dict.fromkeys(("rules", OPERATIONS_KEY, *SHORT_FORMS, "kahan", "aps", *LOOP_KEYS)))
 
 ByModule = dict[nn.Module, dict[str | None, str]]
 
@@ -143,7 +144,11 @@ class Applied:
 
 
 def apply_recipe(
-    model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **ingredients: Any
+    model: nn.Module,
+    recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    operations: bool | Sequence[str] | None = None,
+    **ingredients: Any,
 ) -> Applied:
     """Make a model round its computations as a recipe specifies, in training and evaluation.
 
@@ -155,6 +160,9 @@ def apply_recipe(
     Args:
         model: Any module.
         recipe: The name of a recipe, the path of a yaml file, a mapping, or a list of rules.
+        operations: True if the recipe's rules for Linear and Conv layers also apply to all products that modules
+            compute outside of layers, including attention. A list selects some, such as ["matmul()", "linear()"]. By
+            default, the recipe decides. Recipes that ship select none.
         **ingredients: Values that replace the recipe's own: apply_recipe(model, "nvfp4", rounding="nearest_even").
 
     Returns:
@@ -171,7 +179,9 @@ def apply_recipe(
         raise ValueError(
             f"{typed}: a recipe was already applied to this {type(model).__name__}; apply it to a new model"
         )
-    rules = read_rules(f"{typed}.rules", given.get("rules", []))
+    if operations is None:
+        operations = given.get(OPERATIONS_KEY)
+    rules = read_rules(f"{typed}.rules", given.get("rules", []), operations)
     short = [
         short_form(f"{typed}.{key}", key, given[key], given.get("aps", False), given.get("kahan", False))
         for key in SHORT_FORMS

@@ -310,6 +310,8 @@ class MacCounter(TorchDispatchMode):
             self.uncounted[f"{operator} in {_pattern(computed[0].place)}"] = None
             return result
         count = formula(args, result)
+        if count == 0:  # such as the product of an expert that gets no row
+            return result
         for i, product in enumerate(computed):  # one operator computes both gradients of a convolution
             share = count // len(computed) + (i < count % len(computed))
             self.macs[product._replace(operator=operator)] += share

@@ -6,14 +6,18 @@
     scaled_dot_product_attention   The attention of a MultiheadAttention, and of any module that calls this function. It
                             has the products NAME.scores, which multiplies query (role input) and key (role weight), and
                             NAME.values, which multiplies probabilities (role input) and value (role weight).
-    matmul()                The matrix products that a module computes in its own forward, with the first operand as
+    matmul()                The matrix products that a module computes in its own forward, with the first factor as
                             input and the second as weight: torch.matmul and @, mm, bmm, mv, addmm and baddbmm.
-    linear()                The calls of F.linear in a module's own forward, such as those of an output layer whose
-                            weight is tied to an embedding.
+    einsum()                torch.einsum of two tensors, the input and the weight, if no tensor has a dimension twice
+                            and every dimension of only one tensor is in the result.
+    linear()                F.linear, as for an output layer whose weight is tied to an embedding.
+    conv()                  F.conv1d, F.conv2d and F.conv3d.
+    grouped_mm()            F.grouped_mm and torch._grouped_mm, the products of a mixture of experts. Each group is
+                            rounded like a layer of its own.
 
-Operations have the names NAME.matmul() and NAME.linear(), where NAME is the module that calls the function. Other
-products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a
-`forward` method calls.
+Operations have names such as NAME.matmul(), where NAME is the module whose forward calls the function. Other products
+of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a `forward`
+method calls.
 """
 
 from __future__ import annotations

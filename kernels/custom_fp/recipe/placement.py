@@ -95,7 +95,7 @@ class Placement:
         for module, layer in self.placed:
             arithmetic = self._arithmetic(layer, phase)
             if layer.part:
-                operations_of(module).arithmetics[layer.part] = arithmetic
+                operations_of(module).set(layer.part, arithmetic)
             else:
                 module.__dict__["arithmetic"] = arithmetic
         for activation in self.activations:
