@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from custom_fp.formats.scaled_format import base_name
 from custom_fp.layers import products
+from custom_fp.layers.attachment import class_of
 from custom_fp.layers.embedding import QuantEmbedding
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.operations import operations_of
@@ -338,7 +339,7 @@ class MacCounter(TorchDispatchMode):
             known = self._nodes.get(node._sequence_nr(), _Node(None, []))
             computed = known.next_gradients(operator, args)
         layer = self.layers.get((known.module, None))
-        if (a, b) != (FLOAT32, FLOAT32) or layer is None or known.module.__class__ not in LAYERS:
+        if (a, b) != (FLOAT32, FLOAT32) or layer is None or class_of(layer.module) not in LAYERS:
             return [Product(_sorted(a, b), FLOAT32, operator, self._name(known.module))]
         return [self._product(Arithmetic(), layer, product, self._name(known.module)) for product in computed]
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from custom_fp.layers.attachment import class_of
 from custom_fp.layers.embedding import QuantEmbedding
 from custom_fp.layers.modules import LAYERS, Quantized
 from custom_fp.layers.multihead_attention import QuantMultiheadAttention
@@ -57,7 +58,8 @@ _WILDCARD = re.compile(r"[*?]+")
 class Layer:
     """A module of a model, or one of the operations that it calls.
 
-    The class of a module is always the user's class, `module.__class__`, even if rounding is attached to the module.
+    The class of a module is always the user's class, even if rounding is attached to the module, or if fully_shard or a
+    parametrization has replaced its class.
 
     Attributes:
         module: The module.
@@ -81,7 +83,7 @@ class Layer:
     def kind(self) -> str:
         """The class of the module, scaled_dot_product_attention, or another operation."""
         if self.part is None:
-            return self.module.__class__.__name__
+            return class_of(self.module).__name__
         return SDPA if self.part in (SCORES, VALUES) else self.part
 
     @property
@@ -99,8 +101,8 @@ class Layer:
     @property
     def rounding_class(self) -> type[Quantized] | None:
         """The class whose forward rounds the module, if there is one."""
-        if self.module.__class__ in KINDS:
-            return KINDS[self.module.__class__]
+        if class_of(self.module) in KINDS:
+            return KINDS[class_of(self.module)]
         return RoundedWeight if is_normalization(self.module) else None
 
     @property
@@ -113,13 +115,13 @@ class Layer:
     @property
     def must_be_named(self) -> bool:
         """Whether rules must name this kind of layer, because a wildcard such as * does not select its operands."""
-        return self.part is not None or (self.multiplies and self.module.__class__ not in LAYERS)
+        return self.part is not None or (self.multiplies and class_of(self.module) not in LAYERS)
 
     def products(self, role: str) -> tuple[str, ...]:
         """Return the products of the layer in which a role is used."""
         if self.part is None and self.rounding_class is RoundedWeight:
             return (FORWARD,) if role == "weight" else ()
-        if self.module.__class__ is nn.Embedding:
+        if class_of(self.module) is nn.Embedding:
             return EMBEDDING_PRODUCTS.get(role, ())
         return ROLES[role]
 
@@ -156,9 +158,9 @@ def operations_called_by(module: nn.Module) -> tuple[str, ...]:
 
     MultiheadAttention calls attention. A module whose class is not defined by PyTorch may call any operation.
     """
-    if module.__class__ is nn.MultiheadAttention:
+    if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
-    is_pytorchs = module.__class__.__module__.startswith(("torch.nn.", "custom_fp."))
+    is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS
 
 

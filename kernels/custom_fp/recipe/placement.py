@@ -15,7 +15,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from custom_fp.layers.attachment import add_hooks_, attach_, is_attached, is_exporting, override_
+from custom_fp.layers.attachment import add_hooks_, attach_, class_of, is_attached, is_exporting, override_
 from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.operations import (
     ACTIVATION,
@@ -61,7 +61,7 @@ class Placement:
         rounded = {
             layer.module: layer.rounding_class
             for layer in reached
-            if layer.part is None or layer.module.__class__ in KINDS
+            if layer.part is None or class_of(layer.module) in KINDS
         }
         for module, rounding_class in rounded.items():
             if rounding_class is not None:
@@ -214,7 +214,8 @@ class Placement:
     def _add_hooks(self, layers: Sequence[Layer]) -> list[ActivationRounding]:
         leaves = {layer.module: layer for layer in layers if not layer.part and layer.takes("activation")}
         previous: dict[nn.Module, list[Layer]] = {}
-        for chain in (list(m) for m in self.model.modules() if m.__class__ is nn.Sequential):
+        chains: list[Any] = [module for module in self.model.modules() if class_of(module) is nn.Sequential]
+        for chain in chains:
             for module, following in pairwise(chain):
                 if module in leaves:
                     previous.setdefault(following, []).append(leaves[module])
@@ -288,7 +289,7 @@ class ActivationRounding:
 
 def _is_called_function(layer: Layer) -> bool:
     """Return whether this is an operation that the module computes by calling a function of PyTorch."""
-    return layer.part is not None and layer.module.__class__ not in KINDS
+    return layer.part is not None and class_of(layer.module) not in KINDS
 
 
 def _round_tensors(value: Any, rounding: Any) -> Any:
