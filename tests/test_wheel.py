@@ -34,7 +34,7 @@ class Environment:
         self.site_packages = next((folder / "venv/lib").glob("python*/site-packages"))
         libraries = [path for path in sys.path if path.endswith("site-packages")]
         (self.site_packages / "libraries.pth").write_text("\n".join(libraries))
-        removed = ("PYTHONPATH", "CC", "CXX", "CPDRUN_ENGINE_MODULE")
+        removed = ("PYTHONPATH", "CC", "CXX", "CPDRUN_MODULE_RUNNER")
         env = {key: value for key, value in os.environ.items() if key not in removed}
         self.variables = env | {
             "PATH": str(folder / "venv/bin"),
