@@ -43,7 +43,7 @@ PRELOADED_FOR_SCRIPTS = [
 def pytest_collection_modifyitems(items):
     """Choose the modules of the fork server. Only the scripts of tests/attach use large libraries besides torch."""
     has_scripts = any(item.path.parent.name == "attach" for item in items)
-    modules = PRELOADED + PRELOADED_FOR_SCRIPTS * has_scripts
+    modules = [*PRELOADED, *PRELOADED_FOR_SCRIPTS * has_scripts, "preloaded"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
 
 
