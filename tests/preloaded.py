@@ -2,7 +2,7 @@
 
 import gc
 
-from cpdrun.train.state.provenance import distributions_by_module
+from cpdrun.train.state import provenance
 
-distributions_by_module()  # takes 0.2 s, and each process that trains would do it again
+provenance.prepare()  # takes half a second, and each process that trains would do it again
 gc.freeze()  # collections in forked processes do not visit what is imported here
