@@ -31,7 +31,7 @@ step() {  # step NAME PERCENT COMMAND...: run a command, stop it at that share o
     if [ "$left" -le 0 ]; then
         result="FAILED: no time was left for it"
     else
-        timeout --kill-after=5 "$left" "$@" 2>&1 | tee "$SAID" || code=${PIPESTATUS[0]}
+        timeout --signal=INT --kill-after=10 "$left" "$@" 2>&1 | tee "$SAID" || code=${PIPESTATUS[0]}
         [ "$code" = 0 ] || result="FAILED (exit $code): $(grep . "$SAID" | tail -n 1 | tr '|`' '/ ' | cut -c 1-160)"
         [ "$code" = 124 ] || [ "$code" = 137 ] && result="FAILED: not done after $left s"
     fi
@@ -54,7 +54,10 @@ with ThreadPoolExecutor() as pool:
     list(pool.map(lambda part: nvrtc.binary(part, capability), dict.fromkeys(map(nvrtc.part_of, cuda.KERNELS))))'
 # Only files with GPU tests, and no ini options, because not every plugin and library of the dev extra may be installed.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
-step "tests" 80 "$PYTHON" -m pytest -o addopts= -m gpu -q -ra -p no:cacheprovider "${GPU_TESTS[@]}"
+# Several processes, if pytest-xdist is installed, because the CPU needs longer than the GPU for the same values.
+WORKERS="$("$PYTHON" -c 'import xdist; print("-n8")' 2>/dev/null)"
+# The cpdrun of this folder must not be imported, because it lacks the configuration that the installed one contains.
+step "tests" 80 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -o addopts= -m gpu -q -rfE $WORKERS -p no:cacheprovider "${GPU_TESTS[@]}"
 step "benchmark, GPU" 90 "$PYTHON" scripts/benchmarks/numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
 step "step time" 94 "$PYTHON" scripts/benchmarks/training_step.py --device cuda
 step "benchmark, CPU" 99 "$PYTHON" scripts/benchmarks/numerics.py --log2n 22 --repeats 5 --output $TABLE/bench_gpu_machine_cpu.md

@@ -41,7 +41,12 @@ PRELOADED_FOR_SCRIPTS = [
 
 
 def pytest_collection_modifyitems(items):
-    """Choose the modules of the fork server. Only the scripts of tests/attach use large libraries besides torch."""
+    """Skip tests that need a GPU if there is none, and choose the modules of the fork server."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+    # Only the scripts of tests/attach use large libraries besides torch.
     has_scripts = any(item.path.parent.name == "attach" for item in items)
     modules = [*PRELOADED, *PRELOADED_FOR_SCRIPTS * has_scripts, "preloaded"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)

@@ -28,7 +28,7 @@ from cpdrun.process_tree import Process, this_process
 from cpdrun.record import Attempt, RunDir, read_config, remove, write_json
 from cpdrun.script_metrics.metric_files import GrowingFile
 from cpdrun.script_metrics.output import (
-    attached_gradients,
+    attached_facts,
     growing_files,
     printed_rows,
     reads_output,
@@ -238,7 +238,7 @@ class _Rank:
             for row in printed_rows(self.run, self.script):
                 self.run.append_row(row)
             self.tally.follow(self.run.metrics)
-        ended = result(self.tally, self.config, time.time() - began, attached_gradients(self.run))
+        ended = result(self.tally, self.config, time.time() - began, attached_facts(self.run))
         write_json(self.run.status, self.tally.progress(self.script, time.time()).as_json())
         write_json(self.run.done, ended.as_json())
 

@@ -118,6 +118,13 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
     code = _execute(file, module, interceptor)
     interceptor.loaded_models.add_notes()
     nothing_was_left = has_trained and not interceptor.events.has_trained
+    first_step = interceptor.rounding.first_step
+    if code == OK and not nothing_was_left:
+        try:
+            first_step.end()
+        except UserError as error:
+            code = _print_error(error)
+    products = (read_object(run.env) or {}).get("products") if nothing_was_left else first_step.products()
     facts = before if nothing_was_left and before else interceptor.facts()
     if code == OK:
         if nothing_was_left:
@@ -127,7 +134,7 @@ def run(run_dir: Path, config: dict[str, Any], arguments: Sequence[str] | None =
         _print_facts(facts)
     if is_first_rank:
         with suppress(OSError):
-            write_environment(run, _device(), None, config, attached=facts)
+            write_environment(run, _device(), None, config, products, attached=facts)
     if code == OK and not nothing_was_left:
         try:
             interceptor.check()
@@ -150,14 +157,17 @@ def _record_early(interceptor: Interceptor, run: RunDir) -> None:
     A script may be killed between its last checkpoint and its end. Its next attempt then takes no step, and only this
     record shows what was intercepted in the earlier steps.
     """
-    recorded = -1
+    recorded = (-1, False)
 
     def after_step(*_: Any) -> None:
         nonlocal recorded
-        if len(interceptor.script.reached) > recorded:
-            recorded = len(interceptor.script.reached)
+        reached = len(interceptor.script.reached), interceptor.rounding.first_step.is_over
+        if reached > recorded:
+            recorded = reached
+            products = interceptor.rounding.first_step.products()
+            entries = {"attached": interceptor.facts(), **({"products": products} if products else {})}
             with suppress(OSError):
-                write_json(run.env, {**(read_object(run.env) or {}), "attached": interceptor.facts()})
+                write_json(run.env, (read_object(run.env) or {}) | entries)
 
     register_optimizer_step_post_hook(torch.compiler.disable(after_step))
 

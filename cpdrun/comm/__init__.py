@@ -6,6 +6,7 @@ the same bits as one process per worker.
 
 from typing import Any
 
+from cpdrun.comm.script.all_to_all import all_to_all, emulate_all_to_all
 from cpdrun.comm.script.collectives import all_reduce, all_reduce_, all_reduce_coalesced, emulate_all_reduce
 from cpdrun.comm.script.ddp_hook import ddp_hook
 from cpdrun.comm.script.local_steps import LocalSteps
@@ -23,8 +24,10 @@ __all__ = [
     "all_reduce",
     "all_reduce_",
     "all_reduce_coalesced",
+    "all_to_all",
     "ddp_hook",
     "emulate_all_reduce",
+    "emulate_all_to_all",
     "fsdp_comm",
     "naming_lost_ranks",
 ]

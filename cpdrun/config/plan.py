@@ -31,7 +31,7 @@ from cpdrun.config.overrides import (
 )
 from cpdrun.config.request import CASE, SCREEN, SEARCH, TUNE, Axes, Rule, SweepRequest, is_of_question, read
 from cpdrun.config.schema import MOST_NAME_BYTES, check_type, validate
-from cpdrun.config.short_forms import expand_aps, expand_recipe, with_scaling_rule
+from cpdrun.config.short_forms import drop_removed_rules, expand_aps, expand_recipe, with_scaling_rule
 from cpdrun.record import SweepDir
 
 BASELINE = "fp32"
@@ -338,6 +338,7 @@ def _planned(
     named = script.stem(config[script.SCRIPT]) if _names_a_script(config) else "adhoc"
     config["name"] = config.get("name") or request.experiment or named
     config = resolve(config)
+    drop_removed_rules(config)
     validate(config, imports=imports)
     if script.is_script(config):
         script.complete(config)

@@ -14,6 +14,8 @@ both keys: `aps` is true if gradients are scaled, and `scaling` is the rule.
 from collections.abc import Mapping
 from typing import Any
 
+from custom_fp.recipe.files import without_removed_rules
+
 from cpdrun.config.compose import EXPERIMENT, RECIPE, Composer
 from cpdrun.config.errors import ConfigError, did_you_mean
 from cpdrun.config.overrides import INGREDIENTS, flatten, has_key, typed_form
@@ -72,6 +74,12 @@ def expand_recipe(
         )
     config[PRECISION] = {**defaults, **recipe}
     config[RECIPE] = name
+
+
+def drop_removed_rules(config: dict[str, Any]) -> None:
+    """Drop the rules of a recipe that an ingredient removes, in place, after interpolations are resolved."""
+    if config[RECIPE] is not None and isinstance(config.get(PRECISION), Mapping):
+        config[PRECISION] = without_removed_rules(config[PRECISION])
 
 
 def with_scaling_rule(composer: Composer, choices: Mapping[str, str]) -> dict[str, str]:

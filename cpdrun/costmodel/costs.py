@@ -92,6 +92,16 @@ def coverage(group: Group) -> float:
     return sum(macs for *kind, macs in found if set(kind) != {"fp32"}) / total if total else math.nan
 
 
+def not_counted(groups: Iterable[Group]) -> dict[str, str]:
+    """Return why the coverage of candidates is unknown, keyed by their names. Gradients between workers have none."""
+    return {
+        group.name: str(problem)
+        for group in groups
+        if not (group.is_baseline or group.axis.is_of_gradients)
+        and (problem := (group.products or {}).get("problem"))
+    }
+
+
 def transistors(group: Group) -> tuple[float, list[Unit]]:
     """Return the mean transistors of a unit over the multiply-accumulates of a step.
 

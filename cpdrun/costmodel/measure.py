@@ -55,7 +55,7 @@ from cpdrun.train.instantiate import part
 from cpdrun.train.learners.emulated_workers import SharedModel
 from cpdrun.train.learners.gradients import ExactGradients, Objective
 from cpdrun.train.ranks.rendezvous import meet
-from cpdrun.train.ranks.torch_settings import configure_torch, select_device
+from cpdrun.train.ranks.torch_settings import backend_for, configure_torch, select_device
 
 FORMATS = ("fp32", "bf16", "e4m3", "e3m2", "e2m1")
 WARM_UPS = 2
@@ -371,7 +371,7 @@ def main(argv: list[str] | None = None) -> int:
     has_peers = int(os.environ.get("WORLD_SIZE", "1")) > 1
     try:
         if has_peers:
-            meet("nccl" if select_device(config["device"]).type == "cuda" else "gloo", config["patience_s"])
+            meet(backend_for(select_device(config["device"])), config["patience_s"])
         with naming_lost_ranks() if has_peers else nullcontext():
             if arguments.compressors:
                 found = measure_compressors(given, arguments.repeats)

@@ -14,6 +14,7 @@ Legend: B texts per batch, T positions, D channels, H heads of d channels, V tok
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ class Llama(nn.Module):
         theta: The base of the rotary frequencies.
         norm_eps: The epsilon of RMSNorm.
         tied: Whether the output layer shares the weights of the embedding.
+        mlp: Makes the perceptron of a block from D and `hidden`. With None, it is `SwiGLU`.
 
     Raises:
         ValueError: A size is below 1, `theta` or `norm_eps` is out of range, the heads do not divide the width into
@@ -54,6 +56,7 @@ class Llama(nn.Module):
         theta: float,
         norm_eps: float,
         tied: bool,
+        mlp: Callable[[int, int], nn.Module] | None = None,
     ):
         super().__init__()
         sizes = {"layers": layers, "heads": heads, "width": width, "hidden": hidden}
@@ -72,7 +75,10 @@ class Llama(nn.Module):
         hidden = 32 * math.ceil(8 * width / 3 / 32) if hidden is None else hidden
         self.context, self.theta, self.channels = context, theta, width // heads
         self.symbols = nn.Embedding(num_classes, width)
-        self.blocks = nn.ModuleList(Block(width, heads, hidden, norm_eps) for _ in range(layers))
+        make_mlp = mlp or SwiGLU
+        self.blocks = nn.ModuleList(
+            Block(width, heads, norm_eps, make_mlp(width, hidden)) for _ in range(layers)
+        )
         self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.head = nn.Linear(width, num_classes, bias=False)
         if tied:
@@ -101,17 +107,17 @@ class Llama(nn.Module):
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                into_residual = name.endswith(("project.weight", "down.weight"))
+                into_residual = name.endswith(("project.weight", "down.weight", "experts.down"))
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if into_residual else 0.02)
 
 
 class Block(nn.Module):
     """Causal self-attention and a gated perceptron. Each reads the normalized input and is added to the input."""
 
-    def __init__(self, width: int, heads: int, hidden: int, norm_eps: float):
+    def __init__(self, width: int, heads: int, norm_eps: float, mlp: nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(width, eps=norm_eps), nn.RMSNorm(width, eps=norm_eps)
-        self.attention, self.mlp = Attention(width, heads), SwiGLU(width, hidden)
+        self.attention, self.mlp = Attention(width, heads), mlp
 
     def forward(self, x_BxTxD: Tensor, cos_Txd: Tensor, sin_Txd: Tensor) -> Tensor:
         x = x_BxTxD + self.attention(self.norm1(x_BxTxD), cos_Txd, sin_Txd)

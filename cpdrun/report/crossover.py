@@ -62,7 +62,7 @@ def shown(found: Crossover) -> Shown:
     """
     networks, several = found.panels[0].networks, len(found.panels) > 1
     in_time = any(math.isfinite(cell.to_loss_s) for panel in found.panels for cell in panel.cells)
-    header = [*(["setting"] if several else []), "method", "bits a parameter a step", "verdict"]
+    header = [*(["setting"] if several else []), "method", "bits per parameter and step", "verdict"]
     header += [f"{network}, ms a step" for network in networks]
     header += [f"{network}, s to the loss" for network in networks] if in_time else []
     rows = []

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from cpdrun.report.render import render_lines
+from cpdrun.costmodel.costs import not_counted
+from cpdrun.report.render import join_last, render_lines
 from cpdrun.stats.means import edges
 from cpdrun.study.axes import axis_text, plain, short_titles
 from cpdrun.study.choices import GROUPS, RECIPE
@@ -135,9 +136,18 @@ def question_notes(study: "Study") -> list[str]:
         study=study,
         may_be_share=may_be_share(study),
         rule=counting_rule(key) if key in GROUPS else "",
+        not_counted=_by_reason(not_counted(study.groups)),
         choosing=uses[CHOOSES],
         not_chosen=uses[NOT_CHOSEN],
     )
+
+
+def _by_reason(problems: dict[str, str]) -> list[tuple[str, str]]:
+    """Return each reason with the names of the groups that it applies to, as text."""
+    names: dict[str, list[str]] = {}
+    for name, reason in problems.items():
+        names.setdefault(reason, []).append(name)
+    return [(reason, join_last(of_reason)) for reason, of_reason in names.items()]
 
 
 def may_be_share(study: "Study") -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from cpdrun.costmodel.costs import bit_operations, coverage, transistors
+from cpdrun.costmodel.costs import bit_operations, coverage, not_counted, transistors
 from cpdrun.report.cost import show_bytes, show_count, show_transistors
 from cpdrun.report.result_text import gap_text, has_own_interval, own_interval_text, verdict_text
 from cpdrun.stats.evidence import Judgement, Verdict
@@ -24,7 +24,7 @@ from cpdrun.study.verdicts import MARKS
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
 OWN_SPREAD = "own spread"
-_BITS_TITLE = "bits a parameter a step"
+_BITS_TITLE = "bits per parameter and step"
 _OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
 OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
 BITS_A_PARAMETER = "bits_per_parameter_per_step"
@@ -272,15 +272,16 @@ def _coverage(study: Study) -> dict[str, list[str]]:
 
     Shares are rounded down. Operators that could not be counted may be in float32, so the share is then a limit.
     """
-    shares = [coverage(group) for group in study.groups]
-    if not any(share > 0 for share in shares):
+    if not any(coverage(group) > 0 for group in study.groups) and not not_counted(study.groups):
         return {}
-    signs = ["≤" if (group.products or {}).get("uncounted") else "" for group in study.groups]
-    cells = [
-        f"{sign}{math.floor(100 * share)} %" if math.isfinite(share) else "-"
-        for sign, share in zip(signs, shares, strict=True)
-    ]
-    return {"coverage": cells}
+    return {"coverage": [_share_text(group) for group in study.groups]}
+
+
+def _share_text(group: Group) -> str:
+    share, products = coverage(group), group.products or {}
+    if math.isfinite(share):
+        return f"{'≤' if products.get('uncounted') else ''}{math.floor(100 * share)} %"
+    return "not counted" if products.get("problem") else "-"
 
 
 def full(study: Study) -> Shown:

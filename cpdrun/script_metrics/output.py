@@ -70,11 +70,10 @@ def printed_rows(run: RunDir, script: Mapping[str, Any]) -> Iterator[LoggedRow]:
             yield from filter(None, map(patterns.row, lines.last()))
 
 
-def attached_gradients(run: RunDir) -> dict[str, Any]:
-    """Return the facts about the exchange of gradients in env.json, or {} if cpdrun did not control the exchange."""
+def attached_facts(run: RunDir) -> dict[str, Any]:
+    """Return what cpdrun has intercepted in the script, from env.json, or {} if it has intercepted nothing."""
     attached = (read_object(run.env) or {}).get("attached")
-    gradients = attached.get("gradients") if isinstance(attached, dict) else None
-    return gradients if isinstance(gradients, dict) else {}
+    return attached if isinstance(attached, dict) else {}
 
 
 def has_other_settings(run: RunDir, config: Mapping[str, Any]) -> bool:
@@ -113,7 +112,7 @@ def read_again(run: RunDir, config: Mapping[str, Any]) -> Result:
         tally.add(row)
     done = run.result()
     seconds = (done and done.wall_seconds) or _seconds_of_last_attempt(run)
-    found = result(tally, config, seconds, attached_gradients(run))
+    found = result(tally, config, seconds, attached_facts(run))
     write_json_lines(run.metrics, [row.as_json() for row in rows])
     write_json(run.done, found.as_json())
     before[SCRIPT] = {**old, **{key: script[key] for key in METRIC_SETTINGS}}

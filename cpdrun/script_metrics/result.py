@@ -111,15 +111,16 @@ class Tally:
         )
 
 
-def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: Mapping[str, Any]) -> Result:
+def result(tally: Tally, config: Mapping[str, Any], seconds: float, attached: Mapping[str, Any]) -> Result:
     """Return the content of done.json for a script that ended without an error.
 
     Args:
         tally: Everything that the script logged.
         config: The run's config.
         seconds: The wall time of the script.
-        gradients: The recorded facts about the exchange of gradients (`attached_gradients`): the bytes sent, the number
-            of values, and the longest chain of rounded additions.
+        attached: The recorded facts about what was intercepted (`attached_facts`). Of the exchange of gradients, the
+            result contains the bytes sent, the number of values, and the longest chain of rounded additions. Of the
+            products, it contains the operations of the first step.
 
     Raises:
         NoResultError: The deciding metric was not logged.
@@ -134,6 +135,7 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: M
     diverged = metrics[judge] is None
     if script["value"] == "best" and best is not None and not diverged:
         metrics[judge] = best[0]
+    gradients, products = (_mapping(attached.get(key)) for key in ("gradients", "products"))
     wire = gradients.get("wire")
     return Result(
         status=Ending.DIVERGED if diverged else Ending.FINISHED,
@@ -148,7 +150,12 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, gradients: M
         wire=dict(wire) if isinstance(wire, Mapping) else {},
         parameters=gradients.get("values") or None,
         longest_chain=gradients.get("longest_chain"),
+        products=dict(_mapping(products.get("step"))) or None,
     )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _best(values: Values, direction: str | None) -> tuple[float, int] | None:

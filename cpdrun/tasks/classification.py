@@ -21,6 +21,16 @@ IGNORED = -100
 MEASURES: dict[str, Measure] = {"loss": NATS, "accuracy": ACCURACY}
 
 
+def cross_entropy(logits: Tensor, y: Tensor, **options: Any) -> Tensor:
+    """Return the cross-entropy of logits (B, K, ...) and targets (B, ...), added in a fixed order on a GPU, too.
+
+    On a GPU, PyTorch adds the losses of more than one target per sample with atomics, in any order.
+    """
+    if logits.is_cuda and logits.dim() > 2:
+        logits, y = logits.movedim(1, -1).flatten(0, -2), y.flatten()
+    return F.cross_entropy(logits, y, **options)
+
+
 class Classification(Task):
     """Classification into K classes.
 
@@ -43,11 +53,11 @@ class Classification(Task):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the cross-entropy, plus that of the auxiliary head if the model has one."""
         logits, y = self.compared(outputs, batch)
-        loss = F.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
+        loss = cross_entropy(logits, y, label_smoothing=self.label_smoothing)
         if not isinstance(outputs, WithAuxiliary):
             return loss
         self._heads = 1.0 + outputs.weight
-        auxiliary = F.cross_entropy(outputs.auxiliary, y, label_smoothing=self.label_smoothing)
+        auxiliary = cross_entropy(outputs.auxiliary, y, label_smoothing=self.label_smoothing)
         return loss + outputs.weight * auxiliary
 
     def loss_range(self) -> tuple[float, float] | None:
@@ -68,7 +78,7 @@ class Classification(Task):
     def sums(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         logits, y = self.compared(outputs, batch)
         return {
-            "loss": F.cross_entropy(logits, y, reduction="sum", ignore_index=IGNORED),
+            "loss": cross_entropy(logits, y, reduction="sum", ignore_index=IGNORED),
             "seen": (y != IGNORED).sum(),
             "correct": (logits.argmax(dim=1) == y).sum(),
         }

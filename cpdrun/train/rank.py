@@ -27,7 +27,7 @@ from cpdrun.train.loop import Preempted, train
 from cpdrun.train.preflight.products import emulated_products
 from cpdrun.train.ranks import heartbeat
 from cpdrun.train.ranks.rendezvous import meet
-from cpdrun.train.ranks.torch_settings import configure_torch, select_device
+from cpdrun.train.ranks.torch_settings import backend_for, configure_torch, select_device
 from cpdrun.train.state.journal import Journal
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL in sysexits.h. The run is not finished, but another attempt may finish it.
@@ -68,7 +68,7 @@ def run_rank(run_dir: str) -> int:
     journal = Journal(run, rank)
     try:
         if workers.ranks > 1:
-            meet("nccl" if device.type == "cuda" else "gloo", config["patience_s"])
+            meet(backend_for(device), config["patience_s"])
         with naming_lost_ranks() if workers.ranks > 1 else nullcontext():
             result = _train(config, workers, device, journal)
         journal.done(result, device)

@@ -186,12 +186,15 @@ def scale_pow2(x: Tensor, shift: int, out: Tensor) -> None:
 
 
 def max_exponent(x: Tensor) -> int | None:
-    if x.numel() == 0:
-        return None
-    largest = torch.zeros((), dtype=torch.int64, device=x.device)
+    return reference.max_exponent(largest_magnitude(x).cpu()) if x.numel() else None
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """Return the largest finite magnitude of a float32 or float64 tensor that is not empty, as float64 (0-d)."""
+    bits = torch.zeros((), dtype=torch.int64, device=x.device)
     name = "max_magnitude_f64" if _is_wide(x) else "max_magnitude_f32"
-    launch(name, x, (min(blocks(x.numel(), 16)[0], 2048),), address(x), np.int64(x.numel()), address(largest))
-    return reference.max_exponent(largest.view(torch.float64).cpu())
+    launch(name, x, (min(blocks(x.numel(), 16)[0], 2048),), address(x), np.int64(x.numel()), address(bits))
+    return bits.view(torch.float64)
 
 
 def accumulate(

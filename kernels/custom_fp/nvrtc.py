@@ -22,7 +22,10 @@ import cupy
 from cupy.cuda import nvrtc
 
 CSRC = Path(__file__).parent / "csrc"
-OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS = (
+    *("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"),
+    "--device-as-default-execution-space",  # NVRTC before 13.2 takes generic lambdas in kernels for host functions
+)
 MODES = ("nearest_even", "toward_zero", "stochastic", "otherwise")
 PARTS = {  # prefix of a kernel's name (longer prefixes first) -> name of the kernel's part of custom_fp.cu
     "accumulate_packed_": "ACCUMULATE_PACKED",

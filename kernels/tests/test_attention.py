@@ -8,7 +8,8 @@ from functools import partial
 import custom_fp
 import pytest
 import torch
-from custom_fp.layers.attention import QuantMultiheadAttention, attend
+from custom_fp.layers.attention import attend
+from custom_fp.layers.multihead_attention import QuantMultiheadAttention
 from custom_fp.layers.products import Arithmetic, Nearest
 from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.parsing import read_rules

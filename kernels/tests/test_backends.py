@@ -15,6 +15,7 @@ from custom_fp import BlockFormat, Codebook, _native
 from custom_fp.formats.scalar import Format
 from custom_fp.rounding import Overflow, Rounding
 from tensors import bit_patterns, normal, same_bits, specials, spread
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FLOATS = [
     *("e5m2", "e4m3", "e4m3fn", "e3m0", "e2m1fn", "e3m2fn", "e1m2", "e1m0", "e2m0fn", "e8m0fn", "e8m3"),
@@ -337,6 +338,32 @@ def test_results_do_not_depend_on_threads(name):
     for threads in (2, 3):
         torch.set_num_threads(threads)
         assert different(compute(), expected) == []
+
+
+class _Quotients(TorchDispatchMode):
+    """Records the divisors of float tensors that are Python numbers and not powers of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.divisors = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.div and not isinstance(args[1], torch.Tensor):
+            self.divisors += [args[1]] * (math.frexp(args[1])[0] != 0.5)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", BLOCKS, ids=str)
+def test_no_tensor_is_divided_by_a_python_number(name):
+    """On a GPU, PyTorch multiplies by the number's reciprocal, which is not correctly rounded."""
+    fmt, x = custom_fp.parse(name), normal(6, 140)
+    with in_reference(), _Quotients() as quotients:
+        custom_fp.quantize(x, fmt)
+        custom_fp.encode(x, fmt)
+        custom_fp.pack(x, fmt, rounding="stochastic" if fmt.takes_rounding else "nearest_even")
+        if not (fmt.has_tiles or fmt.block == "column"):
+            custom_fp.quantize_rows(x, fmt)
+    assert quotients.divisors == []
 
 
 # ---- a GPU

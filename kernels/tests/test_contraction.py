@@ -6,6 +6,7 @@ import torch
 from custom_fp.recipe.layers import layers_of
 from custom_fp.recipe.parsing import read_rules
 from custom_fp.recipe.placement import Placement
+from custom_fp.recipe.quantization_spec import SIGNS
 from custom_fp.recipe.rules import Rules
 from torch import nn
 from torch.nn import functional as F
@@ -35,7 +36,7 @@ def q(x, axis, fmt="mxfp4", size=None, **how):
         x = torch.cat(
             [x, x.new_zeros([n if d == axis % x.dim() else s for d, s in enumerate(x.shape)])], axis
         )
-        x = custom_fp.hadamard(x, size, seed=0, axis=axis)
+        x = custom_fp.hadamard(x, size, seed=SIGNS, axis=axis)
     return custom_fp.quantize(x, fmt, axis=axis, **how)
 
 

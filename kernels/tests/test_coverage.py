@@ -5,6 +5,7 @@ import copy
 import custom_fp
 import pytest
 import torch
+from custom_fp.recipe.coverage import count_macs
 from torch import nn
 from torch.nn import functional as F
 
@@ -175,3 +176,41 @@ def test_products_without_gradients_do_not_take_the_place_of_others():
     found = custom_fp.apply_recipe(model, []).coverage(model, torch.randn(3, 4)).macs
     places = {(product.place, product.operator): count for product, count in found.items()}
     assert places == {("first.0", "aten.addmm"): 48, ("first.0", "aten.mm"): 48, ("Called", "aten.mm"): 72}
+
+
+def test_several_models_are_counted_together_under_their_names():
+    first, second = nn.Sequential(nn.Linear(8, 4)), nn.Linear(4, 2, bias=False)
+    rules = [
+        custom_fp.apply_recipe(model, [BF16[0] | {"format": fmt}])
+        for model, fmt in ((first, "e4m3"), (second, "e5m2"))
+    ]
+    models = {"": (first, rules[0].placement), "Second.": (second, rules[1].placement)}
+    with count_macs(models) as counter:
+        hidden = first(torch.ones(3, 8))
+        counter.is_paused = True
+        first(torch.ones(3, 8))
+        counter.is_paused = False
+        second(hidden).sum().backward()
+    coverage = counter.coverage()
+    assert {(x.place, x.label): n for x, n in coverage.macs.items()} == {
+        ("0", "e4m3"): 2 * 3 * 8 * 4,  # without the gradient of the input
+        ("Second", "e5m2"): 3 * 3 * 4 * 2,
+    }
+    with count_macs(models) as counter:
+        first(torch.ones(3, 8))
+    assert counter.coverage().never_called == ["Second"]
+
+
+def test_a_context_may_begin_while_a_model_is_called():
+    """Only calls that begin in the context name the places."""
+    inner, counters = nn.Linear(4, 4), []
+
+    def count(*_: object) -> None:
+        counters.append(opened.__enter__())
+
+    model = nn.Sequential(inner, nn.Linear(4, 2))
+    opened = count_macs({"": (model, None)})
+    inner.register_forward_hook(count)
+    model(torch.ones(3, 4))
+    opened.__exit__(None, None, None)
+    assert {x.place for x in counters[0].coverage().macs} == {"1"} and counters[0].stack == []

@@ -1,11 +1,21 @@
 """Delayed scaling: scales come from the largest magnitudes of previous steps; an optimizer's step ends each step."""
 
+import copy
+import pickle
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+
 import custom_fp
 import pytest
 import torch
-from custom_fp.recipe.delayed_scaling import Delayed, History
+from custom_fp.formats.names import parse
+from custom_fp.recipe.delayed_scaling import NOTHING, Delayed, History
 from custom_fp.recipe.quantization_spec import QuantizationSpec
+from custom_fp.rounding import Rule
+from custom_fp.scaled.arithmetic import backend as reference
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 RULE = {"modules": "*", "role": ["input", "weight", "output_gradient"], "format": "fp8_tensor", "history": 2}
 
@@ -58,6 +68,40 @@ def test_infinity_and_nan_stay_visible_and_are_not_recorded():
     x = torch.randn(5, requires_grad=True)
     rounding(x).sum().backward()
     assert torch.equal(x.grad, torch.ones(5))
+    with pytest.raises(RuntimeError, match="delayed scaling does not work under vmap"):
+        torch.vmap(rounding)(torch.ones(2, 3))
+
+
+def test_tensors_without_values_leave_the_history_unchanged():
+    rounding = Delayed(QuantizationSpec("fp8_tensor", history=3), History(3))
+    assert rounding(torch.ones(2, 3, device="meta")).shape == (2, 3) and rounding.history.seen == NOTHING
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8_tensor", "int8_tensor", "mxfp8_e4m3_tensor", "nvfp4_tensor", "int8_affine"]
+)
+@pytest.mark.parametrize("rounding", ["nearest_even", "stochastic", "toward_zero"])
+@pytest.mark.parametrize("n", [1, 1000, 200_000])
+def test_compiled_kernels_give_the_bits_of_the_reference(name, rounding, n):
+    native = pytest.importorskip("custom_fp.scaled.native", reason="needs the compiled extension").backend
+    fmt, generator = parse(name), torch.Generator().manual_seed(0)
+    if not fmt.takes_rounding and rounding != "nearest_even":
+        pytest.skip("the format rounds to nearest only")
+    for scale in (1.0, 1e-38, 1e-44, 1e30):
+        for past in (
+            0.0,
+            0.4,
+            1.0,
+            2.5,
+        ):  # the largest magnitude of the previous steps, relative to that of x
+            x = torch.randn(n, generator=generator) * scale
+            found = []
+            for backend in (native, reference):
+                magnitudes, out = torch.tensor([NOTHING, 0.0, past * x.abs().max()]), torch.empty(n)
+                backend.quantize_delayed(x, magnitudes, fmt, True, Rule(rounding, seed=3), out)
+                assert magnitudes[0] == x.abs().max()
+                found.append(out.view(torch.int32))
+            assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +121,170 @@ def test_errors(given, message):
     with pytest.raises(ValueError) as error:
         custom_fp.apply_recipe(nn.Linear(2, 2), [RULE | given])
     assert message in str(error.value)
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def batches(count=6):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 6, generator=generator) * 2 ** (i % 3) for i in range(count)]
+
+
+def trained(make_step, run=lambda model, x: model(x)):
+    """Return the losses, the weights and the histories of a model that is trained by `make_step(model)`."""
+    model = mlp()
+    applied = custom_fp.apply_recipe(model, [RULE | {"history": 3}])
+    step, losses = make_step(model), []
+    for x in batches():
+        loss = run(model, x).square().mean()
+        loss.backward()
+        step()
+        model.zero_grad()
+        losses.append(loss.detach())
+    return [torch.stack(losses), *(p.detach() for p in model.parameters()), *applied.state_dict().values()]
+
+
+def one_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1).step
+
+
+def two_optimizers(model):
+    first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[:2], model[2:]))
+    return lambda: (first.step(), second.step())
+
+
+def optimizer_per_parameter(model):
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    return lambda: [optimizer.step() for optimizer in optimizers]
+
+
+def optimizers_in_backward(model):
+    for p in model.parameters():
+        optimizer = torch.optim.SGD([p], lr=0.1)
+        p.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    return lambda: None
+
+
+@pytest.mark.parametrize("make_step", [two_optimizers, optimizer_per_parameter, optimizers_in_backward])
+def test_any_number_of_optimizers_ends_one_step(make_step):
+    assert all(map(torch.equal, trained(make_step), trained(one_optimizer)))
+
+
+def test_recomputed_activations_belong_to_their_step():
+    def run(model, x):
+        return checkpoint(model, x, use_reentrant=False)
+
+    for make_step in (one_optimizer, optimizers_in_backward):
+        assert all(map(torch.equal, trained(make_step, run), trained(one_optimizer)))
+
+
+def test_accumulated_gradients_belong_to_one_step():
+    model = mlp()
+    applied = custom_fp.apply_recipe(model, [RULE])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for xs in (batches(3), batches(6)[3:]):
+        for x in xs:
+            model(x).sum().backward()
+        optimizer.step()
+        optimizer.step()  # nothing was recorded since
+        assert applied.state_dict()["0:input"][0] == torch.stack(xs).abs().max()
+    assert (applied.state_dict()["0:input"] > 0).all()
+
+
+def test_compiled_models_record_without_graph_breaks():
+    def run(model, x):
+        return torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+
+    torch._dynamo.reset()
+    assert all(map(torch.equal, trained(two_optimizers, run), trained(one_optimizer)))
+
+
+def test_a_pickled_recipe_keeps_its_histories():
+    """pickle saves models without their rules, but `Applied` with its rules and its histories."""
+    model = mlp()
+    applied = custom_fp.apply_recipe(model, "fp8_delayed")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, second, third = batches(3)
+    model(first).sum().backward()
+    optimizer.step()
+    model(second)
+    for copied in (
+        copy.deepcopy(applied),
+        pickle.loads(pickle.dumps(applied)),
+        pickle.loads(ForkingPickler.dumps(applied)),
+    ):
+        assert str(copied) == str(applied)
+        assert all(map(torch.equal, copied.state_dict().values(), applied.state_dict().values()))
+        assert torch.equal(copied.model.eval()(third), model.eval()(third))
+        copied.model.train()(third).sum().backward()
+        torch.optim.SGD(copied.model.parameters(), lr=0.1).step()
+        assert copied.state_dict()["0:input"][0] == torch.stack([second, third]).abs().max()
+        model.train()
+    assert applied.state_dict()["0:input"][0] == first.abs().max()
+
+
+def test_a_received_model_has_its_own_memory():
+    model = mlp()
+    applied = custom_fp.apply_recipe(model, [RULE])
+    received = pickle.loads(ForkingPickler.dumps(model))
+    received(1000 * batches()[0])
+    model(batches()[0]).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert applied.state_dict()["0:input"][0] == batches()[0].abs().max()
+
+
+def test_an_operand_may_have_several_lengths():
+    rules = [RULE | {"product": "forward", "role": "input"}, RULE | {"history": 3}]
+    layer = nn.Linear(4, 4)
+    applied = custom_fp.apply_recipe(layer, rules)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    for scale in (1.0, 4.0, 2.0, 1.0):
+        layer(torch.full((2, 4), scale)).sum().backward()
+        optimizer.step()
+    found = applied.state_dict()
+    assert found[":input"].tolist() == [1.0, 2.0] and found[":input:3"].tolist() == [1.0, 2.0, 4.0]
+
+
+def test_a_state_of_other_histories_is_refused():
+    applied = custom_fp.apply_recipe(nn.Linear(4, 4), [RULE])
+    with pytest.raises(
+        ValueError, match="a history of 3 steps of :input, but the recipe keeps a history of 2 steps"
+    ):
+        applied.load_state_dict(applied.state_dict() | {":input": torch.zeros(3)})
+    with pytest.raises(ValueError, match="the state has no history of :input"):
+        applied.load_state_dict({})
+
+
+RANKS = """
+import sys, torch, custom_fp
+import torch.distributed as dist
+
+def rank(number, where):
+    dist.init_process_group("gloo", init_method=f"file://{where}", rank=number, world_size=2)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    applied = custom_fp.apply_recipe(model, [
+        {"modules": "*", "role": ["input", "output_gradient"], "format": "fp8_tensor", "history": 3}
+    ])
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.0) for layer in model]
+    for step, scales in enumerate(((1.0, 2.0), (8.0, 4.0), (16.0, 5.0))):
+        if (number, step) != (0, 2):  # a rank without a batch in this step
+            model(torch.full((2, 4), scales[number])).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert applied.state_dict()["0:input"].tolist() == [5.0, 8.0, 2.0], applied.state_dict()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(rank, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_ranks_agree_also_if_one_of_them_recorded_nothing(tmp_path):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    command = [sys.executable, "ranks.py", str(tmp_path / "rendezvous")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -9,9 +9,7 @@
 After every step of the loop, the plain script performs one step, so that a slow moment affects both. On the CPU, small
 networks on small images are timed, because the overhead matters most there. On cuda, resnet18 on images of CIFAR's
 shape is timed, too. The table contains medians, the ratio of medians, and the ratio of means, which includes the
-gradient statistics of every 20th step. The script takes about two minutes. The exit status is 1 if the loop's median
-exceeds the plain script's by more than 3 % and by more than 0.2 ms. For any model, the seeds, checks and records of a
-step take about 0.2 ms in Python.
+gradient statistics of every 20th step. The script takes about two minutes.
 """
 
 import contextlib
@@ -35,18 +33,12 @@ from cpdrun.train.build import build
 from cpdrun.train.loop import train
 from cpdrun.train.state.journal import Journal
 
-LIMIT, FIXED_S = 1.03, 2e-4
 WARM_UPS = 20
+NOISE = ("data=custom", "data._target_=training_step.Noise")
 WORKLOADS = {  # the overrides of each workload, and the number of samples per step
     "convnet, digits": (("model=convnet", "data=digits"), 64),
-    "resnet8, Fashion-MNIST": (
-        ("model=resnet_cifar", "model.depth=8", "data=fashion_mnist", "data.train_samples=6400"),
-        64,
-    ),
-    "resnet18, 3x32x32": (
-        ("model=resnet18_cifar", "data=custom", "data._target_=training_step.Noise", "+data.samples=16384"),
-        512,
-    ),
+    "resnet8, 3x32x32": (("model=resnet_cifar", "model.depth=8", *NOISE, "+data.samples=6400"), 64),
+    "resnet18, 3x32x32": (("model=resnet18_cifar", *NOISE, "+data.samples=16384"), 512),
 }
 
 
@@ -154,10 +146,8 @@ def main() -> int:
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.backends.cudnn.deterministic = True  # as in cpdrun's runs
-    is_slow = False
 
     def measure_rows() -> Iterator[tuple[object, ...]]:
-        nonlocal is_slow
         for name, (overrides, samples) in WORKLOADS.items():
             if device.type == "cpu" and name.startswith("resnet18"):
                 continue
@@ -167,14 +157,13 @@ def main() -> int:
                 means = statistics.mean(loop_s) / statistics.mean(plain_s)
                 if world_size == 1:
                     yield name, "plain", f"{1e3 * plain:.3f}", 1, 1
-                    is_slow |= ours > max(LIMIT * plain, plain + FIXED_S)
                 yield name, side, f"{1e3 * ours:.3f}", f"{ours / plain:.3f}", f"{means:.3f}"
 
     with Report(options.output) as report:
         report.add(describe_machine(device.type, options.threads))
         heads = ("workload", "side", "ms a step", "x plain (medians)", "x plain (means)")
         report.add_table(heads, measure_rows(), text_columns=2)
-    return int(is_slow)
+    return 0
 
 
 if __name__ == "__main__":

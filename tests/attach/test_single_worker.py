@@ -312,10 +312,6 @@ def test_a_pattern_that_matches_no_layer_is_an_error_after_two_steps(intercept) 
         ),
         (("precision.loss_scale=8",), "precision.loss_scale=8: a script must scale its loss itself"),
         (("precision.update=e5m2",), "precision.update=e5m2 .* Leave precision.update out"),
-        (
-            ("precision.optimizer_state=e5m2",),
-            "precision.optimizer_state=e5m2 .* Leave precision.optimizer_state out",
-        ),
     ],
 )
 def test_unsupported_settings_are_errors_before_the_script_starts(typed: tuple, said: str) -> None:

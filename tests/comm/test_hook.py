@@ -34,15 +34,16 @@ def small_net() -> nn.Module:
     )
 
 
-def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rank: int, step: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(10 * step + rank)
-    return torch.randn(6, 1, 8, 8, generator=generator), torch.randint(0, 10, (6,), generator=generator)
+    x, y = torch.randn(6, 1, 8, 8, generator=generator), torch.randint(0, 10, (6,), generator=generator)
+    return x.to(device), y.to(device)
 
 
 def own_gradients(net: nn.Module, rank: int, step: int) -> list[torch.Tensor]:
     """The gradients of one rank alone."""
     net = copy.deepcopy(net)
-    x, y = batch(rank, step)
+    x, y = batch(rank, step, next(net.parameters()).device.type)
     F.cross_entropy(net(x), y).backward()
     return [parameter.grad for parameter in net.parameters()]
 
@@ -50,12 +51,13 @@ def own_gradients(net: nn.Module, rank: int, step: int) -> list[torch.Tensor]:
 STATEFUL = {"scaling": DelayedAPS, "rounding": "stochastic", "error_feedback": True}
 
 
-def two_pairs(pairs: list[list[int]]) -> tuple[list[torch.Tensor], list[str]]:
+def two_pairs(pairs: list[list[int]], device: str) -> tuple[list[torch.Tensor], list[str]]:
     """Two models on four ranks, each trained by a pair; three steps, resumed from a checkpoint before the last."""
-    groups = [dist.new_group(ranks, sort_ranks=False) for ranks in pairs]
+    unsorted = any(ranks != sorted(ranks) for ranks in pairs)  # supported since torch 2.15
+    groups = [dist.new_group(ranks, **({"sort_ranks": False} if unsorted else {})) for ranks in pairs]
     j = next(j for j, ranks in enumerate(pairs) if dist.get_rank() in ranks)
     place = pairs[j].index(dist.get_rank())
-    net = small_net()
+    net = small_net().to(device)
     torch.compiler.set_stance("force_eager")  # only the wrapper and its names matter
     inside = torch.compile(net, backend="eager") if j == 0 else net
     model = DistributedDataParallel(inside, process_group=groups[j], bucket_cap_mb=0.01)
@@ -65,14 +67,14 @@ def two_pairs(pairs: list[list[int]]) -> tuple[list[torch.Tensor], list[str]]:
     for step in range(3):
         if step == 2:
             state.load_state_dict(through_a_file(state.state_dict(), pairs[j][0], groups[j]))
-        x, y = batch(10 * j + place, step)
+        x, y = batch(10 * j + place, step, device)
         net.zero_grad()
         F.cross_entropy(model(x), y).backward()
-    return [parameter.grad for parameter in net.parameters()], state.sync.names
+    return [parameter.grad.cpu() for parameter in net.parameters()], state.sync.names
 
 
-def expected_of_pair(j: int) -> list[torch.Tensor]:
-    net = small_net()
+def expected_of_pair(j: int, device: str) -> list[torch.Tensor]:
+    net = small_net().to(device)
     knobs = {"order": "rank", "group_size": None, "kahan": False, "overflow": "infinity"}
     options = STATEFUL | {"scaling": DelayedAPS(), "full_precision": {"layers": ["5.*"]}}
     names = [name for name, _ in net.named_parameters()]
@@ -80,14 +82,15 @@ def expected_of_pair(j: int) -> list[torch.Tensor]:
     for step in range(3):
         workers = [own_gradients(net, 10 * j + place, step) for place in range(2)]
         result = reduce(sync, [[g / 2 for g in grads] for grads in workers], step=step)
-    return result
+    return [gradient.cpu() for gradient in result]
 
 
-def test_two_pairs_on_four_ranks() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_pairs_on_four_ranks(device: str) -> None:
     """Stochastic rounding depends on the order of a group; delayed APS and error feedback on its state."""
-    pairs = [[3, 0], [2, 1]]
-    expected = [expected_of_pair(j) for j in range(2)]
-    for rank, (gradients, names) in enumerate(run_ranks(4, two_pairs, pairs)):
+    pairs = [[3, 0], [2, 1]] if device == "cpu" else [[0, 3], [1, 2]]
+    expected = [expected_of_pair(j, device) for j in range(2)]
+    for rank, (gradients, names) in enumerate(run_ranks(4, two_pairs, pairs, device)):
         j = 0 if rank in pairs[0] else 1
         assert names[0] == "0.weight" and not any("_orig_mod" in name for name in names)
         assert all(same_bits(a, b) for a, b in zip(gradients, expected[j], strict=True)), rank

@@ -16,6 +16,7 @@ from cpdrun.comm import AllReduceSync
 from cpdrun.comm.sums import exchange as exchange_module
 from cpdrun.comm.sums import requantized_sum as requantized_module
 from cpdrun.comm.sums.scaling import APS, DelayedAPS
+from cpdrun.comm.wire.communicator import Communicator
 from cpdrun.comm.wire.transport import Collectives
 from cpdrun.comm.workers import Workers
 
@@ -115,6 +116,20 @@ def reduce_with_collectives() -> list[torch.Tensor]:
 def test_collectives_of_any_backend_give_the_same_bits() -> None:
     expected = reduce(make("hierarchical aps", 6), [odd_gradients(w) for w in range(6)])
     for results in run_ranks(3, reduce_with_collectives):
+        assert all(map(same_bits, results, expected))
+
+
+def reduce_through_host_memory() -> list[torch.Tensor]:
+    Communicator._must_copy = lambda self, x: (
+        True
+    )  # as for tensors on a GPU that ranks share, in this rank's process
+    sync = make("hierarchical aps", 6)
+    return reduce(sync, [odd_gradients(w) for w in sync.workers.local])
+
+
+def test_ranks_that_share_a_gpu_exchange_the_same_bits_through_host_memory() -> None:
+    expected = reduce(make("hierarchical aps", 6), [odd_gradients(w) for w in range(6)])
+    for results in run_ranks(3, reduce_through_host_memory):
         assert all(map(same_bits, results, expected))
 
 

@@ -49,7 +49,7 @@ def test_a_case_may_change_an_ingredient_of_its_recipe(experiment):
     cases = "{bf16: {recipe: bf16}, four: {recipe: nvfp4, ingredients.bf16_layers: 0}}"
     bf16, four = plan(["exp=mine"], experiment(f"sweep: {{cases: {cases}}}")).runs
     assert (bf16.config["ingredients"], four.config["ingredients"]["bf16_layers"]) == ({}, 0)
-    assert four.config["precision"]["rules"][0]["last"] == 0
+    assert four.config["precision"]["rules"][1]["last"] == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def compressed(**compressor):
 
 TOP_K = {"_target_": "cpdrun.comm.compressors.top_k.TopK", "keep": 0.01, "format": "fp32", "aps": False}
 Q_SGD = {"_target_": "cpdrun.comm.compressors.qsgd.QSGD", "levels": 7, "contract": False}
-CASES: dict[str, tuple[float, float, dict[str, Any]]] = {  # name: bits a parameter a step, loss, settings
+CASES: dict[str, tuple[float, float, dict[str, Any]]] = {  # name: bits per parameter and step, loss, settings
     "fp32": (32, 2.0, {"sync": ALL_REDUCE}),
     "bf16": (16, 2.001, {"sync": ALL_REDUCE, "format": "bf16"}),
     "e4m3": (8, 2.004, {"sync": ALL_REDUCE, "format": "e4m3"}),

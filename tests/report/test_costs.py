@@ -146,6 +146,20 @@ def test_coverage_is_the_share_of_rounded_products(recipes, report):
     assert "| coverage |" in (made.folder / "table.md").read_text()
 
 
+def test_a_coverage_that_was_not_counted_is_not_a_number(new_sweep, report):
+    sweep = new_sweep()
+    problem = {"products": {"problem": "the model is compiled"}}
+    for name in ("fp32", "bf16"):
+        precision = {"_target_": "x.Formats", "rules": [{"format": "bf16"}] if name == "bf16" else []}
+        for seed in range(2):
+            about = problem if name == "bf16" else {}
+            sweep.add(seed=seed, accuracy=0.9 + 0.01 * seed, recipe=name, precision=precision, done=about)
+    made = report(sweep, baseline={"recipe": "fp32"}, formats=["md", "csv", "html"])
+    assert "| not counted |" in (made.folder / "table.md").read_text()
+    note = "The coverage of bf16 was not counted: the model is compiled."
+    assert note in " ".join((made.folder / "report.html").read_text().split())
+
+
 def test_an_unknown_cost_is_refused(new_sweep, report):
     with pytest.raises(UserError, match="unknown cost 'gates'; there are: bytes, kept, bitops, area"):
         report(fill_digits(new_sweep(), seeds=1), costs=["gates"])

@@ -39,7 +39,7 @@ def test_a_sum_in_fp32_has_32_bits_per_parameter_with_any_number_of_workers(new_
             ("e4m3", 8),
         }
     for file in ("table.md", "table.tex", "report.html"):
-        assert "bits a parameter a step" in (made.folder / file).read_text(encoding="utf-8")
+        assert "bits per parameter and step" in (made.folder / file).read_text(encoding="utf-8")
 
 
 def test_without_parameters_or_without_bytes_there_is_no_column(new_sweep, report):

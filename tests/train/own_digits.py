@@ -1,6 +1,7 @@
 """A user's own datasets, outside the package: digits that are augmented, and digits as a stream."""
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
 
 from cpdrun.data.images.augment import crop_and_flip
 from cpdrun.data.images.digits import Digits
@@ -34,3 +35,15 @@ class DigitsOneByOne:
     def __init__(self, held_out: int = 40):
         digits = Digits(test_fraction=0.9)
         self.train, self.test = OneByOne(digits.train), OneByOne(digits.test, held_out)
+
+
+class RandomImages:
+    """Random images with three channels, in ten classes."""
+
+    num_classes, in_channels = 10, 3
+
+    def __init__(self, samples: int = 160):
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(samples, 3, 32, 32, generator=generator)
+        labels = torch.randint(10, (samples,), generator=generator)
+        self.train = self.test = TensorDataset(images, labels)

@@ -11,12 +11,13 @@ from torch import nn
 from cpdrun.models.gpt import GPT
 from cpdrun.record import read_json
 from cpdrun.sweep import plan
+from cpdrun.train.precision.product_entries import arithmetics, products_of
 from cpdrun.train.preflight.check import check
-from cpdrun.train.preflight.products import coverage_of, products_of
+from cpdrun.train.preflight.products import coverage_of
 
 
 def reached(model: nn.Module, x: torch.Tensor) -> dict:
-    return products_of(model, coverage_of(model, partial(model, x)))
+    return products_of(arithmetics(model), coverage_of(model, partial(model, x)))
 
 
 def test_attention_and_a_tied_head_stay_in_float32():
@@ -82,6 +83,13 @@ def test_env_lists_the_emulated_products(make_run, train_here, capfd, typed, kin
     assert products["in float32"] == [] and len(products[kind]) == 4
     assert sum(products["coverage"].values()) == pytest.approx(1) and products["coverage"]["float32"] == 0
     assert f"multiply-accumulates: {shares_text(products['coverage'])}" in capfd.readouterr().out
+
+
+def test_rules_of_later_steps_are_not_refused(make_run, train_here):
+    """The products before the start belong to the first step, whose rules round nothing here."""
+    rule = "{modules:'*',role:weight,format:e4m3,steps:[1,2]}"
+    typed = "format=fp32", "aps=false", "epochs=1", "max_steps=2", "data.test_fraction=0.9"
+    assert train_here(make_run(*typed, f"precision.rules=[{rule}]")) == 0
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,31 @@ CASES = {  # the rules include e4m3 with APS, the recipes fp32, and the text chu
 }
 
 
+RESNET = (
+    *("data=custom", "data._target_=own_digits.RandomImages", "model=resnet18_cifar", "model.width=16"),
+    *("format=e4m3", "aps=true"),
+)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_splits_and_stops_change_no_bit(make_run, in_ranks, train_here, monkeypatch, tmp_path, case):
     """Compare a run in one rank with a run that is stopped on two ranks, again on one, and finished on four ranks."""
-    if case == "text":
-        pytest.importorskip("tokenizers")
     monkeypatch.chdir(tmp_path)
-    typed = (*SHORT, *CASES[case])
+    compare(make_run, in_ranks, train_here, CASES[case])
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.gpu) for case in [*CASES, "ResNet18"]])
+def test_ranks_that_share_a_gpu_change_no_bit(make_run, in_ranks, train_here, monkeypatch, tmp_path, case):
+    """The same on one GPU, which the ranks share. The second of two equal runs must have the bits of the first."""
+    monkeypatch.chdir(tmp_path)
+    compare(make_run, in_ranks, train_here, (*(CASES | {"ResNet18": RESNET})[case], "device=cuda"))
+
+
+def compare(make_run, in_ranks, train_here, case):
+    """Train a run in one rank, and train it stopped on two ranks, again on one, and finished on four ranks."""
+    if "data=pydoc_text" in case:
+        pytest.importorskip("tokenizers")
+    typed = (*SHORT, *case)
     straight, stopped = make_run(*typed), make_run(*typed)
     assert train_here(straight) == 0
     stopped.preempt.touch()
@@ -127,4 +145,4 @@ def equal(one, other) -> bool:
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    return torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other

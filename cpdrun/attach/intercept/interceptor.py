@@ -77,6 +77,7 @@ class Interceptor:
         self.events.install()
         self.observer.install(self.patches)
         self.loaded_models.install(self.patches)
+        self.rounding.first_step.install(self.patches)
         if not plain or rounds:
             from cpdrun.attach.intercept.fsdp import FsdpExchange
 
@@ -175,7 +176,8 @@ class Interceptor:
 
             gradients: The ways in which gradients were exchanged, the number of workers, parameters and values, the
                 parameters that stayed in float32, those that nothing exchanged, and the bytes of the latest step.
-            products: The layers that are rounded, and the layers that multiply in float32.
+            products: The layers that are rounded, the layers that multiply in float32, and, after the first step, the
+                operations of a step by the formats that they read (the entry `products` of done.json).
             notes: The printed notes.
         """
         sums = [*self.ddp.states, *(self.fsdp.sums if self.fsdp else []), *self.events.single.means.values()]
@@ -184,7 +186,15 @@ class Interceptor:
         syncs = [one.sync for one in sums if one.sync is not None]
         return {
             "gradients": _gradient_facts(self.settings, self.script, syncs),
-            "products": {"rounded": self.rounding.rounded, "in_fp32": self.rounding.in_fp32},
+            "products": {
+                "rounded": self.rounding.rounded,
+                "in_fp32": self.rounding.in_fp32,
+                **(
+                    {}
+                    if (operations := self.rounding.first_step.operations()) is None
+                    else {"step": operations}
+                ),
+            },
             "notes": list(self.script.notes),
             "optimizer_steps": self.events.most_steps,
         }

@@ -1,8 +1,11 @@
-"""Application of the run's precision rules to a script's models: to products, activations and errors.
+"""Application of the run's precision rules to a script: to products, activations, errors and optimizer states.
 
 Rules are applied to a model once, before its first forward pass: by cpdrun.attach(model), when DistributedDataParallel
 or fully_shard wraps the model, or when an optimizer of its parameters is created. The modules remain the same objects.
-Formats of the weights, of the optimizer and of its state, and a loss scale are refused, because the script handles
+The state of each optimizer of torch.optim, such as momentum, is rounded after each of its steps, so the script's own
+checkpoints contain rounded states.
+
+Formats of stored weights, formats of the operations of a step, and a loss scale are refused, because the script handles
 these itself.
 
 A script saves only its own classes (custom_fp.layers.attachment), so a model that torch.load returns computes in
@@ -17,15 +20,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from custom_fp.layers.attention import QuantMultiheadAttention
+from custom_fp.formats.names import parse
+from custom_fp.layers.multihead_attention import QuantMultiheadAttention
 from custom_fp.recipe.apply import apply_recipe, placement_in, rounded_in, uncalled
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from cpdrun.attach.intercept.first_step import FirstStepCoverage
 from cpdrun.attach.intercept.patches import Patches
-from cpdrun.attach.intercept.script import Script, unwrapped
+from cpdrun.attach.intercept.script import Script, parameters_of, unwrapped
 from cpdrun.errors import UserError
+from cpdrun.models.normed.norms import is_norm
+from cpdrun.optim.rounded_sgd import ORDERS
 from cpdrun.train.instantiate import naming, part
+from cpdrun.train.precision.base import optimizer_state
+from cpdrun.train.precision.optimizer_steps import OptimizerRounding
 from cpdrun.train.precision.run_formats import Formats
 
 MULTIPLYING = (
@@ -41,6 +52,7 @@ class ModelRounding:
         requested: Whether the run has precision rules.
         placed: Each model and its precision, which is None if no rule matches the model.
         in_fp32: The classes of the layers that multiply in float32, by the name of the layer.
+        first_step: The coverage of the first training step.
 
     Raises:
         UserError: The config requests a precision that is not available in scripts.
@@ -54,8 +66,16 @@ class ModelRounding:
         self._step = 0
         self._rounded: dict[str, str] = {}
         self.in_fp32: dict[str, str] = {}
+        self.first_step = FirstStepCoverage(script)
         precision = self._make_precision()
-        self.requested = not isinstance(precision, Formats) or bool(precision.typed or precision.short)
+        self._states: list[StateRounding] = []
+        if isinstance(precision, Formats) and (state := precision.optimizer_rounding.state):
+            self._states.append(StateRounding("precision.", state, precision.fp32_norms))
+        self.requested = (
+            not isinstance(precision, Formats)
+            or bool(precision.typed or precision.short)
+            or bool(self._states)
+        )
         _check_is_possible(precision)
         if config["precision"]["loss_scale"] != 1:
             scale = config["precision"]["loss_scale"]
@@ -76,8 +96,12 @@ class ModelRounding:
 
     @property
     def rounded(self) -> dict[str, str]:
-        """The arithmetic of each rounded layer in the first step. Attention is included after its first computation."""
+        """The arithmetic of each rounded layer in the first step.
+
+        Attention is included after its first computation. Layers that the first step did not call are left out.
+        """
         uncomputed = {name for model, _ in self.placed for name in uncalled(model)}
+        uncomputed |= set(self.first_step.coverage.never_called if self.first_step.coverage else ())
         return {name: text for name, text in self._rounded.items() if name not in uncomputed}
 
     def place_around(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -99,6 +123,7 @@ class ModelRounding:
             self._from_file.add(len(self.placed))
         if placement := placement_in(model):
             self._add(model, placement, placement.state_dict() and placement)
+            self._count(model)
             return
         precision = self._make_precision()
         try:
@@ -117,6 +142,19 @@ class ModelRounding:
             precision.placement.histories.follow_optimizers()
         precision.at(self._step)
         self._add(model, precision, precision.remembers and precision.placement)
+        self._count(model)
+
+    def _count(self, model: nn.Module, from_script: bool = False) -> None:
+        """Count the model's products in the first step. `from_script` says whether the script chose the rules."""
+        placement = placement_in(model)
+        if placement is None or len(self.placed) - 1 in self._from_file:
+            return
+
+        def check_called(never_called: list[str]) -> None:
+            with naming("cpdrun.attach" if from_script else "precision"):
+                placement.check_called(never_called)
+
+        self.first_step.add(model, check_called)
 
     def apply_recipe(self, model: nn.Module, recipe: Any) -> None:
         """Apply the recipe that the script passes to cpdrun.attach(model, recipe=...), unless the run has rules.
@@ -136,12 +174,17 @@ class ModelRounding:
             applied = apply_recipe(model, recipe)
         except ValueError as error:
             raise UserError(f"cpdrun.attach: {error}") from None
-        for key, value in applied.left_to_the_loop.items():
+        left = dict(applied.left_to_the_loop)
+        if state := left.pop("optimizer_state", None):
+            keeps_norms = left.pop("fp32_norms", False)
+            self._states.append(StateRounding(f"recipe={recipe}: ", state, keeps_norms, model))
+        for key, value in left.items():
             self.script.note(
                 f"{key}={value} of recipe={recipe} has no effect, because the script must do this itself"
             )
         applied.at(self._step)
         self._add(model, applied, applied.state_dict() and applied)
+        self._count(model, from_script=True)
 
     def _add(self, model: nn.Module, precision: Any, state_owner: Any) -> None:
         if state_owner:
@@ -154,6 +197,27 @@ class ModelRounding:
             if name not in self._rounded and isinstance(module, MULTIPLYING) and module not in in_attention:
                 self.in_fp32[name] = type(module).__name__
 
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Round the state of an optimizer that has just taken a step.
+
+        Raises:
+            UserError: The state is sharded, and several elements of its format share a scale.
+        """
+        for rounding in self._states:
+            parameters = parameters_of(optimizer)
+            if rounding.model is not None and not {*map(id, parameters)} & {
+                *map(id, rounding.model.parameters())
+            }:
+                continue
+            norms = [
+                m for model, _ in self.placed for m in model.modules() if rounding.keeps_norms and is_norm(m)
+            ]
+            in_fp32 = {id(p) for norm in norms for p in norm.parameters(recurse=False)}
+            rounding.round_(optimizer, [p for p in parameters if id(p) not in in_fp32])
+            self.script.note(
+                f"the state of {type(optimizer).__name__} is rounded to {rounding.format} after each step"
+            )
+
     def is_placed(self, model: nn.Module) -> bool:
         """Return whether the model shares a module with a model to which rules were applied."""
         modules = {id(m) for m in model.modules()}
@@ -161,11 +225,18 @@ class ModelRounding:
 
     def check(self) -> None:
         """Raise UserError if the rules had no effect on any layer. Called at the end of the script."""
+        self.first_step.end()
         if self.requested and not any(precision is not None for _, precision in self.placed):
             raise UserError(
                 "the precision rules had no effect on any layer, because the script created no optimizer of "
                 "torch.optim and wrapped no model. Call cpdrun.attach(model)"
             )
+        for rounding in self._states:
+            if not rounding.has_rounded:
+                raise UserError(
+                    f"{rounding.typed}optimizer_state={rounding.format} had no effect, because no optimizer of "
+                    "torch.optim took a step. Train with an optimizer of torch.optim, or leave it out"
+                )
         for number, (_, precision) in enumerate(self.placed):
             if precision is not None and number not in self._from_file:
                 with naming("precision"):
@@ -177,6 +248,37 @@ class ModelRounding:
         for _, precision in self.placed:
             if precision is not None:
                 precision.at(step)
+
+
+class StateRounding:
+    """The rounding of the states of a script's optimizers.
+
+    Args:
+        typed: How error messages name the setting: the text before "optimizer_state".
+        format: The format of the states.
+        keeps_norms: Whether the states of the parameters of normalization layers stay in float32.
+        model: The only model whose optimizers are meant, or None for all optimizers.
+
+    Attributes:
+        has_rounded: Whether an optimizer has taken a step.
+    """
+
+    def __init__(self, typed: str, format: str, keeps_norms: bool, model: nn.Module | None = None) -> None:
+        self.typed, self.keeps_norms, self.model, self.has_rounded = typed, keeps_norms, model, False
+        self.format = format
+        self._rounding = OptimizerRounding(None, ORDERS[0], format)
+
+    def round_(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        """Round the states of these parameters in place, as `OptimizerRounding.round_state` does."""
+        sharded = [p for p in parameters if isinstance(p, DTensor) and optimizer_state(optimizer, p)]
+        if sharded and parse(self.format).has_scales:
+            raise UserError(
+                f"{self.typed}optimizer_state={self.format} has scales for blocks of elements, which fully_shard would "
+                "divide. Use a format without scales, such as bf16 or e5m2"
+            )
+        with torch.no_grad():
+            self._rounding.round_state(optimizer, parameters)
+        self.has_rounded = True
 
 
 class LoadedModels:
@@ -241,19 +343,14 @@ def _class_and_shapes(model: nn.Module) -> tuple[type, list[tuple[str, torch.Siz
 
 
 def _check_is_possible(precision: Any) -> None:
-    """Raise UserError if the config rounds weights or optimizer steps, which the script handles itself."""
+    """Raise UserError if the config rounds weights or the operations of optimizer steps, which the script computes."""
     if precision.rounds_weights:
         raise UserError(
             f"{precision.rounds_weights} is not available in scripts, which store their weights themselves. To round "
             "weights in products only, set precision.rules=[{modules: '*', role: weight, format: e4m3}]"
         )
-    rounding = precision.optimizer_rounding if isinstance(precision, Formats) else None
-    for key, rounded in (
-        ("update", rounding and rounding.update),
-        ("optimizer_state", rounding and rounding.state),
-    ):
-        if rounded:
-            raise UserError(
-                f"precision.{key}={rounded} is not available in scripts, whose optimizers compute steps and state in "
-                f"float32. Leave precision.{key} out"
-            )
+    if isinstance(precision, Formats) and (update := precision.optimizer_rounding.update):
+        raise UserError(
+            f"precision.update={update} is not available in scripts, whose optimizers compute their steps in float32. "
+            "Leave precision.update out, or set precision.optimizer_state to round what an optimizer keeps"
+        )

@@ -146,6 +146,7 @@ class TrainingEvents:
         if self.steps[number] == 2:
             # At the second step of an optimizer, all other optimizers have usually taken a step, too.
             self.settings.check_patterns()
+        self.rounding.after_step(optimizer)
         self.rounding.at(self.total_steps)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -155,6 +156,7 @@ class TrainingEvents:
         with self.exchange.backward_pass():
             self._unwatch_if_done()
             original(*args, **kwargs)
+        self.rounding.first_step.after_backward()
 
     def _check_can_round(self) -> None:
         """Raise UserError at the first backward pass if the script has no optimizer that can be intercepted."""

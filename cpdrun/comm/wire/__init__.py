@@ -14,4 +14,5 @@ class Tag(IntEnum):
     PIECES_TO_ALL = 76  # like TO_ALL, in formats with scales
     PARTS = 77  # parts of a tensor in model parallelism
     NEIGHBOURS = 78  # a worker's whole message, sent to its neighbors
+    ROWS = 80  # rows of a tensor, such as tokens for the experts on another rank
     MEASURED = 79  # a message that is only sent to measure time

@@ -4,7 +4,7 @@ Legend: N workers, W of them on this rank, X workers whose messages this rank ne
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,13 @@ from cpdrun.comm.workers import Workers
 
 Transfer = tuple[int, Tensor]
 """A rank of the group, and a tensor: the bytes to send to the rank, or the memory for the bytes received from it."""
+
+
+class Work(Protocol):
+    """A handle of an operation that was started."""
+
+    def wait(self) -> Any:
+        """Wait until the operation has ended."""
 
 
 def checked_work(work: dist.Work | None) -> dist.Work:
@@ -45,10 +52,23 @@ def new_group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return checked_group(dist.new_group(ranks, backend=backend, use_local_synchronization=True, **unsorted))
 
 
+class _Download:
+    """A receive into host memory that is copied to the GPU when it is waited for."""
+
+    def __init__(self, work: Work, host: Tensor, into: Tensor) -> None:
+        self.work, self.host, self.into = work, host, into
+
+    def wait(self) -> None:
+        """Wait for the message and copy it to the GPU."""
+        self.work.wait()
+        self.into.copy_(self.host)
+
+
 class Communicator:
     """Sends and receives tensors between the ranks of a process group. Ranks are numbered within the group.
 
-    Start receives before sends, because gloo is faster in this order.
+    Start receives before sends, because gloo is faster in this order. gloo sends only from host memory, so tensors on a
+    GPU are copied there first. This is needed if several ranks share a GPU, which nccl does not allow.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -57,15 +77,18 @@ class Communicator:
         self.others = [
             (self.rank + i) % self.ranks for i in range(1, self.ranks)
         ]  # Each rank begins with its successor, so that not all ranks send to rank 0 first.
+        self._sends_from_host = dist.get_backend(group) == "gloo"
         self._address = [dist.get_global_rank(group, r) if group else r for r in range(self.ranks)]
 
-    def receive(self, rank: int, into: Tensor, tag: Tag) -> dist.Work:
+    def receive(self, rank: int, into: Tensor, tag: Tag) -> Work:
         """Start to receive a tensor from a rank."""
-        return checked_work(dist.irecv(into, self._address[rank], self.group, tag))
+        host = self._host_memory_for(into)
+        work = checked_work(dist.irecv(host, self._address[rank], self.group, tag))
+        return work if host is into else _Download(work, host, into)
 
-    def send(self, rank: int, data: Tensor, tag: Tag) -> dist.Work:
+    def send(self, rank: int, data: Tensor, tag: Tag) -> Work:
         """Start to send a tensor to a rank."""
-        return checked_work(dist.isend(data, self._address[rank], self.group, tag))
+        return checked_work(dist.isend(self._in_host_memory(data), self._address[rank], self.group, tag))
 
     def exchange(self, receives: Sequence[Transfer], sends: Sequence[Transfer], tag: Tag) -> None:
         """Receive and send all tensors, and wait until this is done.
@@ -75,10 +98,11 @@ class Communicator:
         Raises:
             RankLost: Another rank is lost.
         """
-        kinds = ((dist.irecv, receives), (dist.isend, sends))
+        received = [(rank, self._host_memory_for(into)) for rank, into in receives]
+        sent = [(rank, self._in_host_memory(data)) for rank, data in sends]
         posted = [
             dist.P2POp(kind, data, self._address[rank], self.group, tag)
-            for kind, letters in kinds
+            for kind, letters in ((dist.irecv, received), (dist.isend, sent))
             for rank, data in letters
         ]
         with naming_lost_ranks(self.group):
@@ -88,6 +112,18 @@ class Communicator:
             except RuntimeError:
                 hang_up([self._address[rank] for rank in self.others], self.group)
                 raise
+        for (_, into), (_, host) in zip(receives, received, strict=True):
+            if host is not into:
+                into.copy_(host)
+
+    def _must_copy(self, x: Tensor) -> bool:
+        return self._sends_from_host and x.is_cuda
+
+    def _host_memory_for(self, x: Tensor) -> Tensor:
+        return torch.empty(x.shape, dtype=x.dtype) if self._must_copy(x) else x
+
+    def _in_host_memory(self, x: Tensor) -> Tensor:
+        return x.cpu() if self._must_copy(x) else x
 
     def swap(self, outgoing: Sequence[Tensor], sizes: Sequence[int], tag: Tag) -> list[Tensor]:
         """Send one tensor of bytes to each rank and receive one from each.
@@ -112,9 +148,10 @@ class Communicator:
 
     def add_in_shards(self, rows_PxM: Tensor) -> Tensor:
         """Return this rank's row of the sum over ranks, with shape (M,), in the platform's order."""
-        mine_M = torch.empty_like(rows_PxM[0])
-        dist.reduce_scatter_tensor(mine_M, rows_PxM.view(-1), group=self.group)
-        return mine_M
+        rows = self._in_host_memory(rows_PxM)
+        mine_M = torch.empty_like(rows[0])
+        dist.reduce_scatter_tensor(mine_M, rows.view(-1), group=self.group)
+        return mine_M.to(rows_PxM.device)
 
     def maximum_(self, x: Tensor) -> dist.Work:
         """Start to compute the maximum over the ranks in place."""

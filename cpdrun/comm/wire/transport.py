@@ -4,9 +4,9 @@ First, gradients are sent to the owner of each shard. Then the owners send the s
 
 `transport_for` selects one of two implementations:
 
-    PointToPoint   For gloo and CPU memory. Sends and receives single segments. Every receive is started before the
+    PointToPoint   For gloo. Sends and receives single segments. Every receive is started before the
                    first send, because otherwise gloo loses half of its throughput.
-    Collectives    For any other backend and device, such as nccl. Uses an asynchronous all_to_all and all_gather for
+    Collectives    For any other backend, such as nccl. Uses an asynchronous all_to_all and all_gather for
                    each segment.
 
 Legend: P ranks, L workers per rank, T segments, B bytes of a worker's segment. The next exchange reuses all buffers.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpdrun.comm.wire import Tag
-from cpdrun.comm.wire.communicator import Communicator, checked_work
+from cpdrun.comm.wire.communicator import Communicator, Work, checked_work
 from cpdrun.comm.wire.message_layout import Layout
 
 
@@ -101,7 +101,7 @@ class PointToPoint(Transport):
 
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
         super().begin(layout, local, scatter=scatter, gather=gather)
-        self._sends: list[dist.Work] = []
+        self._sends: list[Work] = []
         self._from_workers = [self._receive(self._rows(segment), Tag.TO_OWNER) for segment in self._incoming]
         self._from_owners = [self._receive(segment, Tag.TO_ALL) for segment in self._sums]
 
@@ -109,7 +109,7 @@ class PointToPoint(Transport):
         """Return a view with one row per rank, of shape (P, L * B)."""
         return segment.view(self.ranks, -1)
 
-    def _receive(self, rows: Tensor, tag: Tag) -> list[dist.Work]:
+    def _receive(self, rows: Tensor, tag: Tag) -> list[Work]:
         return [self.communicator.receive(p, rows[p], tag) for p in self.communicator.others]
 
     def outgoing(self, segment: int, owner: int, worker: int) -> Tensor:
@@ -146,8 +146,8 @@ class Collectives(Transport):
 
     def begin(self, layout: Layout, local: int, *, scatter: bool = True, gather: bool = True) -> None:
         super().begin(layout, local, scatter=scatter, gather=gather)
-        self._scatter: list[dist.Work] = []
-        self._gather: list[dist.Work] = []
+        self._scatter: list[Work] = []
+        self._gather: list[Work] = []
 
     def send_to_owners(self, segment: int) -> None:
         incoming, outgoing = self._incoming[segment], self._outgoing[segment]
@@ -171,12 +171,11 @@ class Collectives(Transport):
         self._scatter, self._gather = [], []
 
 
-def _wait(works: Sequence[dist.Work]) -> None:
+def _wait(works: Sequence[Work]) -> None:
     for work in works:
         work.wait()
 
 
 def transport_for(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
-    """Return the fastest transport that the group's backend supports for tensors on a device."""
-    point_to_point = dist.get_backend(group) == "gloo" and device.type == "cpu"
-    return (PointToPoint if point_to_point else Collectives)(group, device)
+    """Return the fastest transport that the group's backend supports."""
+    return (PointToPoint if dist.get_backend(group) == "gloo" else Collectives)(group, device)

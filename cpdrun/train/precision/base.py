@@ -15,7 +15,9 @@ from typing import Any, Self
 import torch
 from custom_fp.formats.names import parse
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from cpdrun.comm.compressors.bitpack import packed_bytes
 from cpdrun.models.normed.norms import is_norm
@@ -202,9 +204,13 @@ def get_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
-    """Return the optimizer's state tensors of a parameter that have its shape, such as momentum."""
-    values = optimizer.state.get(parameter, {}).values()
-    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]
+    """Return the tensors in the optimizer's state of a parameter, such as momentum, without single numbers.
+
+    Of a sharded tensor, the local shard is returned.
+    """
+    values = tree_leaves(optimizer.state.get(parameter, {}))
+    found = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]
+    return [v.to_local() if isinstance(v, DTensor) else v for v in found]
 
 
 def activation_bytes(model: nn.Module, forward: Callable[[], object], bits: int | None) -> int:

@@ -109,7 +109,7 @@ def _request_deterministic_algorithms() -> None:
 def select_device(choice: str) -> torch.device:
     """Return the device for `device=auto|cpu|cuda`.
 
-    If there are several GPUs, each rank gets one of them, and it becomes the current device.
+    If there are several GPUs, ranks are distributed over them. The rank's GPU becomes the current device.
 
     Raises:
         BuildError: torch can use no GPU although `choice` is cuda, or the GPU is older than this torch supports.
@@ -123,6 +123,15 @@ def select_device(choice: str) -> torch.device:
     _check_supported(device)
     torch.cuda.set_device(device)
     return device
+
+
+def backend_for(device: torch.device) -> str:
+    """Return the backend of torch.distributed for the ranks of a run.
+
+    nccl requires that each rank has a GPU to itself. Ranks that share a GPU use gloo.
+    """
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "nccl" if device.type == "cuda" and ranks_here <= torch.cuda.device_count() else "gloo"
 
 
 def _check_supported(device: torch.device) -> None:

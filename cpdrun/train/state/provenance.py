@@ -34,7 +34,7 @@ def write_environment(
     device: torch.device,
     data: Any,
     config: Mapping[str, Any] | None = None,
-    products: Mapping[str, list[str]] | None = None,
+    products: Mapping[str, Any] | None = None,
     attached: Mapping[str, Any] | None = None,
 ) -> None:
     """Write env.json and, if imported files differ from the last commit of the current repository, code.diff.
@@ -48,7 +48,7 @@ def write_environment(
     - `cpu` and `cpu_vector`: the processor, and the vector instructions that determine the order of its sums;
     - `code`: digests of cpdrun and of the user's imported modules; `code_sha256`: the digest of all of them;
     - `data_path`, `data_folders` and `data_sha256`, if the dataset was read from files or knows its own digest;
-    - `products`, if products are rounded: lists of the rounded products and of the others (preflight/products.py);
+    - `products`, if products are rounded: the rounded products, the others, and the coverage (product_entries.py);
     - `attached`: what cpdrun has intercepted in a user's script and what it has not changed;
     - `git_commit`: null outside a repository;
     - `git_diff`: the first ten digits of the SHA-256 of code.diff, or "none" if the code is as committed.

@@ -34,6 +34,7 @@ def describe_layers(model: nn.Module) -> list[dict[str, Any]]:
             {
                 "names": list(layer.names),
                 "part": layer.part,
+                "model_part": layer.model_part,
                 "kind": layer.kind,
                 "must_be_named": layer.must_be_named,
                 "products": {r: list(layer.products(r)) for r in ROLES if layer.takes(r)},
@@ -66,9 +67,17 @@ class LayerDescription(Layer):
     def of(cls, facts: Mapping[str, Any]) -> LayerDescription:
         """Restore a layer from its description by `describe_layers`."""
         products = tuple((role, tuple(of_role)) for role, of_role in facts["products"].items())
-        names, part = tuple(facts["names"]), facts["part"]
-        given = facts["kind"], facts["must_be_named"], products, facts["is_norm"], tuple(facts["parameters"])
-        return cls(nn.Identity(), names, part, *given)
+        return cls(
+            nn.Identity(),
+            tuple(facts["names"]),
+            facts["part"],
+            facts.get("model_part"),
+            facts["kind"],
+            facts["must_be_named"],
+            products,
+            facts["is_norm"],
+            tuple(facts["parameters"]),
+        )
 
     @property
     def kind(self) -> str:

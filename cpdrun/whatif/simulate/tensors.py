@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
+from custom_fp.layers.operations import SDPA
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from custom_fp.recipe.quantization_spec import NEAREST, SIGNS, QuantizationSpec
 from custom_fp.recipe.rules import Rules
@@ -107,7 +108,7 @@ def _uncovered(
             asked = [(r, p) for r, p in _RULES_OF_ROLE[role] if layer.takes(r)]
             roundings = [x for r, p in asked if (x := rules.rounding_for(layer, r, p, 0)) is not None]
             delayed |= any(rounding.history for rounding in roundings)
-            if roundings and layer.part is not None:
+            if roundings and layer.kind == SDPA:
                 kinds |= {"attention"} if observation.about["attends"] else set()
             elif roundings and not watched.intersection(layer.names):
                 kinds.add(layer.kind)

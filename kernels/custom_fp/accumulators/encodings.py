@@ -30,6 +30,7 @@ from custom_fp.operators import table as operators
 from custom_fp.rounding import Rule
 from custom_fp.scaled import scales
 from custom_fp.scaled.blocks import from_blocks, to_blocks
+from custom_fp.scaled.scales import divide
 
 LARGEST_CODES = (6.0, 4.0, 3.0, 2.0, 1.5, 1.0, 0.5)
 """The candidates for the largest code of a block in e2m1fn, the most likely first.
@@ -186,7 +187,7 @@ def _scales(values_BxT: Tensor, fmt: ScaledFormat) -> Tensor | None:
         left = (found_B == 0).nonzero()[:, 0]
         if not len(left):
             break
-        scale = largest_B[left] / code
+        scale = divide(largest_B[left], code)
         codes = values_BxT[left].double() / scale[:, None]
         fits = _is_representable(scale, scale_format) & _is_representable(codes, fmt.element).all(1)
         found_B[left] = torch.where(fits, scale, 0.0)

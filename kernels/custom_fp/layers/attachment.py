@@ -35,7 +35,8 @@ import torch
 from torch import nn
 from torch._jit_internal import _qualified_name
 
-OURS = ("arithmetic", "attention_products", "attachment")
+OPERATIONS = "attached_operations"
+OURS = ("arithmetic", OPERATIONS, "attachment")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -91,6 +92,14 @@ class Attached:
         super().__setstate__(state)  # type: ignore[misc]
         _join(self)
 
+    def _apply(self, fn: Callable, recurse: bool = True) -> Any:
+        """Move, or cast, the module. Its delayed scales move to the device of its parameters."""
+        this: Any = super()._apply(fn, recurse)  # type: ignore[misc]
+        histories, parameter = this.attachment.histories, next(this.parameters(), None)
+        if histories is not None and parameter is not None:
+            histories.to(parameter.device)
+        return this
+
     def __prepare_scriptable__(self) -> Any:
         """Return copies of the modules for torch.jit.script, because it writes to `_modules` of all modules."""
         this: Any = self
@@ -109,7 +118,10 @@ class Attached:
 
 @functools.cache
 def attached_class(plain_class: Any, rounding_class: Any) -> type:
-    """Return a subclass of `plain_class` with the forward method of `rounding_class`, or its own if that is None."""
+    """Return a subclass of `plain_class` with the forward method of `rounding_class`, or its own if that is None.
+
+    While the forward method runs, the module's attached `Operations` (operations.py) replace the functions it calls.
+    """
     bases = (Attached, plain_class) if rounding_class is None else (Attached, rounding_class, plain_class)
     body: dict[str, Any] = {
         "plain_class": plain_class,
@@ -123,8 +135,13 @@ def attached_class(plain_class: Any, rounding_class: Any) -> type:
 
         @functools.wraps(plain_class.forward)  # libraries inspect the names of its parameters
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            source = plain_class if is_exporting() else rounding_class
-            return source.forward(self, *args, **kwargs)
+            if is_exporting():
+                return plain_class.forward(self, *args, **kwargs)
+            operations = self.__dict__.get(OPERATIONS)
+            if operations is None:
+                return rounding_class.forward(self, *args, **kwargs)
+            with operations.calls_of(self):
+                return rounding_class.forward(self, *args, **kwargs)
 
         body["forward"] = forward
     created: Any = type(plain_class.__name__, bases, body)

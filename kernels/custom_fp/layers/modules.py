@@ -31,7 +31,7 @@ from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.layers.attachment import attach_
-from custom_fp.layers.products import Arithmetic, Conv, Linear, Nearest, Sums, round_gradient
+from custom_fp.layers.products import Arithmetic, Conv, Linear, Matrices, Nearest, Sums, round_gradient
 from custom_fp.ops import quantize
 
 
@@ -135,6 +135,40 @@ def project(arithmetic: Arithmetic, x: Tensor, weight: Tensor, bias: Tensor | No
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
+
+
+def multiply_matrices(
+    arithmetic: Arithmetic, a: Tensor, b: Tensor, added: Tensor | None = None, factor: float = 1
+) -> Tensor:
+    """Compute factor * torch.matmul(a, b) + added with the given arithmetic, in which a is the input and b the weight.
+
+    If b is a matrix, all rows of a form one product, as in a linear layer. Otherwise, each matrix is one product.
+
+    Args:
+        arithmetic: The arithmetic.
+        a: A tensor of shape (..., L, K), or a vector.
+        b: A tensor of shape (..., K, M), or a vector. Shapes broadcast as in torch.matmul.
+        added: A tensor that can be broadcast to the product.
+        factor: A number.
+    """
+    if b.dim() == 1:
+        return multiply_matrices(arithmetic, a, b.unsqueeze(-1), added, factor).squeeze(-1)
+    if a.dim() == 1:
+        return multiply_matrices(arithmetic, a.unsqueeze(0), b, added, factor).squeeze(-2)
+    dtype = a.dtype
+    if b.dim() > 2:
+        leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = (x.expand(*leading, *x.shape[-2:]) for x in (a, b))
+    if arithmetic.accumulators:
+        added = added if added is None else added.expand(*a.shape[:-1], b.shape[-1])
+        if b.dim() == 2:
+            rows = arithmetic.multiply(
+                Sums(arithmetic), a, b, _rows, bias=None if added is None else _rows(added), factor=factor
+            )
+            return rows.view(*a.shape[:-1], b.shape[-1]).to(dtype)
+        return arithmetic.multiply(Sums(arithmetic), a, b, bias=added, factor=factor).to(dtype)
+    kernel = Linear() if b.dim() == 2 else Matrices()
+    return arithmetic.multiply(kernel, a, b.mT, bias=added, factor=factor).to(dtype)
 
 
 class _QuantConv(Quantized, _ConvNd):

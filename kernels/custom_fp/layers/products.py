@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ Round = Callable[[Tensor], Tensor]
 
 has_axis: If true, operands are rounded by the method `along(x, axis)`, which may pad the dimension `axis` with zeros.
 has_tiles: If true, blocks are tiles of the last two dimensions, so a matrix is rounded without an axis.
+cached: For the input of the weight gradient: the rounding of the values that are stored after the forward product,
+    which are then rounded again. None means that the unrounded values are stored.
 format: The name of the format, for reports.
 nearest: The function that replaces this function in evaluation.
 """
@@ -169,8 +172,9 @@ class Arithmetic:
         x_as: Callable[[Tensor], Tensor] = lambda x: x,
         w_as: Callable[[Tensor], Tensor] = lambda w: w,
         bias: Tensor | None = None,
+        factor: float = 1,
     ) -> Tensor:
-        """Return the product of an input and a weight, plus a bias.
+        """Return the product of an input and a weight, times a factor, plus a bias.
 
         If the result of the forward product is rounded, the bias is rounded in the same way and added in float32, and
         then the sum is rounded. The gradient of the bias is rounded, too. torch.autocast computes the same.
@@ -182,6 +186,7 @@ class Arithmetic:
             x_as: A function that converts the rounded input to the layout that the kernel needs.
             w_as: The same for the weight.
             bias: A tensor that can be broadcast to the product.
+            factor: The number by which the product is multiplied, such as `alpha` of torch.baddbmm.
 
         Returns:
             The result as float32.
@@ -190,8 +195,13 @@ class Arithmetic:
             kernel = observer(self, kernel)
         x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
         w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
-        result = Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self, bias is None)
-        return result if bias is None else self._add(result, bias.float())
+        rounds_product = bias is None and factor == 1
+        result = Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self, rounds_product)
+        if factor != 1:
+            result = result * factor
+        if bias is not None:
+            return self._add(result, bias.float())
+        return result if rounds_product else self.round_whole("result", FORWARD, result)
 
     def _add(self, result: Tensor, bias: Tensor) -> Tensor:
         rounding = self.roundings.get(("result", FORWARD))
@@ -208,7 +218,12 @@ class Arithmetic:
     def round_for_product(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
         """Return an operand, after rounding it along the dimension of the sum if its rounding depends on that."""
         rounding: Any = self.roundings.get((role, product))
-        return kernel.along(role, product, x, rounding.along) if _depends_on_axis(rounding, x, kernel) else x
+        if not _depends_on_axis(rounding, x, kernel):
+            return x
+        cached = getattr(rounding, "cached", None)
+        if cached is not None:  # the operand was stored as rounded along the dimension of the forward product
+            x = kernel.along(role, FORWARD, x, partial(round_along, cached))
+        return kernel.along(role, product, x, rounding.along)
 
     def _operands(
         self, role: str, one: str, other: str, x: Tensor, to_layout: Callable, kernel: Any

@@ -36,6 +36,13 @@ def one_by_one(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments
     return [torch.stack(parts) for parts in zip(*results, strict=True)], [0] * len(results[0])
 
 
+def in_order(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """Refuse to compute a batch."""
+    raise RuntimeError(
+        "delayed scaling does not work under vmap, because it depends on the order in which tensors are processed"
+    )
+
+
 def elementwise(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
     """Call the operator once on the whole batch, or once per element of the batch if several values share a scale.
 

@@ -26,7 +26,7 @@ from custom_fp.backends import check_knows, function
 from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
-from custom_fp.operators.batching import along_axis, elementwise, matrix_product, one_by_one
+from custom_fp.operators.batching import along_axis, elementwise, in_order, matrix_product, one_by_one
 from custom_fp.operators.checks import (
     as_source,
     check_axis,
@@ -134,6 +134,34 @@ def quantize(
     def fill(out: Tensor) -> None:
         compute = _backend_function("quantize", x, fmt)
         compute(as_source(x), fmt, _with_seed(rule), out, **axis_kwarg)
+
+    return [(x.shape, torch.float32)], x, fill
+
+
+@operator(
+    "(Tensor x, Tensor(a!) magnitudes, str fmt, str rounding, bool records, SymInt? seed=None) -> Tensor",
+    vmap=in_order,
+    derivative=STRAIGHT_THROUGH,
+    draws=True,
+)
+def quantize_delayed(
+    x: Tensor,
+    magnitudes: Tensor,
+    fmt: FormatLike,
+    rounding: str = "nearest_even",
+    records: bool = True,
+    seed: int | None = None,
+) -> Plan:
+    check_float(x)
+    fmt = read(fmt)
+    check_knows("quantize_delayed", fmt)
+    rule = _read_rule(fmt, (rounding, "infinity", seed, 0))
+
+    def fill(out: Tensor) -> None:
+        if x.is_meta:
+            return
+        compute = _backend_function("quantize_delayed", x, fmt)
+        compute(as_source(x), magnitudes, fmt, records, _with_seed(rule), out)
 
     return [(x.shape, torch.float32)], x, fill
 

@@ -17,7 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from custom_fp.layers.attention import SCORES, VALUES
+from custom_fp.layers.attachment import OPERATIONS
+from custom_fp.layers.operations import operations_of
 from custom_fp.recipe.coverage import Coverage, measure
 from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
@@ -39,8 +40,8 @@ class Applied:
 
     Attributes:
         model: The model.
-        at_first: The arithmetic in the first step, by the name of each layer and of each product of attention. Products
-            of attention are included even if the model has not computed them yet.
+        at_first: The arithmetic in the first step, by the name of each layer and of each operation. Operations are
+            included even if the model has not called them yet.
         left_to_the_loop: The settings of the recipe that concern the training loop.
         placement: The rules in the model, or None if they round nothing.
     """
@@ -54,20 +55,29 @@ class Applied:
     def rounded(self) -> dict[str, str]:
         """The arithmetic in the first step, by the name of each rounded layer.
 
-        The products of attention are included as soon as the model has computed them.
+        Operations are included as soon as the model has called them.
         """
         not_called = uncalled(self.model)
         return {name: text for name, text in self.at_first.items() if name not in not_called}
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The classes of the modules that have parameters and are not rounded, by the names of the modules."""
-        attention = tuple(f"{name}." for name in self.at_first if _is_attention(self.model, name))
+        """The classes of the modules that have parameters and are not rounded, by the names of the modules.
+
+        A module whose operations are rounded is left out as soon as the model has called them.
+        """
+        # A MultiheadAttention uses its submodules' weights without calling them.
+        attention = tuple(
+            f"{name}." if name else ""
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.MultiheadAttention) and (name or type(module).__name__) in self.at_first
+        )
         return {
             name or type(module).__name__: type(module).__name__
             for name, module in self.model.named_modules()
             if next(module.parameters(recurse=False), None) is not None
             and (name or type(module).__name__) not in self.at_first
+            and not operations_of(module).called
             and not name.startswith(attention)
         }
 
@@ -146,7 +156,7 @@ def apply_recipe(
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
     given = _check_recipe(typed, given)
-    if any("arithmetic" in m.__dict__ or "attention_products" in m.__dict__ for m in model.modules()):
+    if any("arithmetic" in m.__dict__ or OPERATIONS in m.__dict__ for m in model.modules()):
         raise ValueError(
             f"{typed}: a recipe was already applied to this {type(model).__name__}; apply it to a new model"
         )
@@ -169,18 +179,14 @@ def apply_recipe(
 
 
 def rounded_in(model: nn.Module) -> dict[str, str]:
-    """Return the current arithmetic by the name of each rounded layer and of each rounded product of attention."""
+    """Return the current arithmetic by the name of each rounded layer and of each rounded operation."""
     found = {}
     for name, module in model.named_modules():
         if getattr(module, "arithmetic", None):
             found[name or type(module).__name__] = str(module.arithmetic)
-        if attention := module.__dict__.get("attention_products"):
-            parts = {part: getattr(attention, part) for part in (SCORES, VALUES)}
-            found |= {
-                f"{name}.{part}".lstrip("."): str(arithmetic)
-                for part, arithmetic in parts.items()
-                if arithmetic
-            }
+        for part, arithmetic in operations_of(module).arithmetics.items():
+            if arithmetic:
+                found[f"{name}.{part}".lstrip(".")] = str(arithmetic)
     return found
 
 
@@ -191,21 +197,13 @@ def placement_in(model: nn.Module) -> Placement | None:
 
 
 def uncalled(model: nn.Module) -> set[str]:
-    """Return the names of those products of attention that the model has not computed yet."""
+    """Return the names of those operations that rules round, but that the model has not called yet."""
     return {
         f"{name}.{part}".lstrip(".")
         for name, module in model.named_modules()
-        for part in (SCORES, VALUES)
-        if (attention := module.__dict__.get("attention_products"))
-        and not (attention.called or isinstance(module, nn.MultiheadAttention))
+        for part in operations_of(module).arithmetics
+        if part not in operations_of(module).called and not isinstance(module, nn.MultiheadAttention)
     }
-
-
-def _is_attention(model: nn.Module, name: str) -> bool:
-    """Return whether this is a MultiheadAttention, which uses its submodules' weights without calling them."""
-    return name.rpartition(".")[2] not in (SCORES, VALUES) and isinstance(
-        model.get_submodule("" if name == type(model).__name__ else name), nn.MultiheadAttention
-    )
 
 
 def _check_recipe(typed: str, given: Any) -> Mapping[str, Any]:

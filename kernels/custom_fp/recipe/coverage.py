@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from custom_fp.formats.scaled_format import base_name
 from custom_fp.layers import products
-from custom_fp.layers.attention import SCORES, VALUES
 from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.operations import operations_of
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, OPERANDS, WEIGHT_GRADIENT, Arithmetic
 from custom_fp.recipe.layers import Layer
 from custom_fp.recipe.placement import Placement
@@ -166,7 +167,7 @@ def measure(
         backward: Whether to run the backward pass.
     """
     differentiated = [x for x in (*model.parameters(), *inputs) if x.requires_grad and backward]
-    with _restored(model, placement), count_macs(model, placement) as counter, torch.enable_grad():
+    with _restored(model, placement), count_macs({"": (model, placement)}) as counter, torch.enable_grad():
         output = run()
         results = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
         if results and differentiated:
@@ -185,7 +186,7 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         if x is not None
     ]
     histories = [] if placement is None else list(placement.histories.by_operand.values())
-    magnitudes = [(history, history.values, history.seen.clone()) for history in histories]
+    magnitudes = [history.magnitudes.clone() for history in histories]
     devices = {x.device.index for x in model.parameters() if x.device.type == "cuda"}
     try:
         with torch.random.fork_rng(sorted(devices)):
@@ -194,29 +195,32 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
         with torch.no_grad():
             for module, name, x, values in buffers:
                 module._buffers[name] = x.copy_(values)
-        for history, values, seen in magnitudes:
-            history.values, history.seen = values, seen
+        for history, values in zip(histories, magnitudes, strict=True):
+            history.magnitudes.copy_(values)
 
 
 @contextmanager
-def count_macs(model: nn.Module, placement: Placement | None = None) -> Iterator[MacCounter]:
+def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iterator[MacCounter]:
     """Count the multiply-accumulates of everything that runs in this context.
 
     Args:
-        model: The model, whose modules name the places.
-        placement: The rules in the model, if it has any.
+        models: Models, whose modules name the places, and their rules, if they have any. The keys are prefixes of these
+            names, such as "" or "Generator.".
     """
-    counter = MacCounter(model, placement)
+    counter = MacCounter()
+    for prefix, (model, placement) in models.items():
+        counter.add(model, placement, prefix)
 
-    def enter(module: nn.Module, _: Any) -> None:
-        counter.stack.append(module)
-        counter.entered.add(module)
+    def enter(module: nn.Module, *_: Any) -> None:
+        if module in counter.names:
+            counter.enter(module)
 
-    def leave(*_: Any) -> None:  # must return None, since other values would replace the output
-        counter.stack.pop()
+    def leave(module: nn.Module, *_: Any) -> None:  # must return None to keep the output
+        if counter.stack and counter.stack[-1] is module:  # not of a call that began before this context
+            counter.stack.pop()
 
-    hooks = [module.register_forward_pre_hook(enter) for module in counter.names]
-    hooks += [module.register_forward_hook(leave, always_call=True) for module in counter.names]
+    # The hooks are not in the modules, so a model that is saved or copied now does not contain them.
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     outer, products.observer = products.observer, counter.observed
     try:
         with counter:
@@ -236,39 +240,66 @@ class MacCounter(TorchDispatchMode):
         called: The modules whose products were computed by rules, each with the product of its attention or None.
         entered: The modules that were called.
         stack: The modules that are being called, innermost last.
+        is_paused: Whether operators are not counted at the moment.
+        root: The place of operators that no module calls.
     """
 
-    def __init__(self, model: nn.Module, placement: Placement | None) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
         super().__init__()
-        model = model if placement is None else placement.model  # without the wrapper of the model
-        self.names = {module: name for name, module in model.named_modules()}
-        self.root = model.__class__.__name__
+        self.root = ""
+        self.names: dict[nn.Module, str] = {}
         self.layers: dict[tuple[nn.Module | None, str | None], Layer] = {}
-        if placement is not None:
-            self.layers = {(layer.module, layer.part): layer for layer in placement.rules.layers}
-        self.placement = placement
+        self.places: dict[Layer, str] = {}
+        self.placements: dict[Layer, Placement] = {}
         self.macs: Counter[Product] = Counter()
         self.uncounted: dict[str, None] = {}
         self.called: set[tuple[nn.Module | None, str | None]] = set()
         self.entered: set[nn.Module] = set()
         self.stack: list[nn.Module] = []
+        self.is_paused = False
         self._rounded: Product | None = None  # what is known of the rounded product that is being computed
         self._nodes: dict[int, _Node] = {}  # by the sequence number of the autograd node
 
+    def add(self, model: nn.Module, placement: Placement | None, prefix: str = "") -> None:
+        """Name the places of a model, whose names begin with the prefix, and use its rules."""
+        model = model if placement is None else placement.model  # without the wrapper of the model
+        whole = prefix.rstrip(".") or model.__class__.__name__
+        self.root = self.root or whole
+        self.names |= {module: f"{prefix}{name}" if name else whole for name, module in model.named_modules()}
+        if placement is None:
+            return
+        for layer in placement.rules.layers:
+            self.layers[layer.module, layer.part] = layer
+            self.places[layer] = f"{prefix}{layer.names[0]}" if layer.names[0] else whole
+            self.placements[layer] = placement
+
+    def enter(self, module: nn.Module) -> None:
+        """Record that a module is called."""
+        self.stack.append(module)
+        self.entered.add(module)
+
     def was_called(self, layer: Layer) -> bool:
-        """Return whether the rules for a layer were used."""
-        if layer.module.__class__ is nn.Embedding:
-            return layer.module in self.entered
-        return (layer.module, layer.part) in self.called
+        """Return whether the rules for a layer were used, or would have been used in another phase."""
+        module = layer.module
+        if module.__class__ is nn.Embedding or (layer.part is None and not module.__dict__.get("arithmetic")):
+            return module in self.entered
+        return (module, layer.part) in self.called
 
     def coverage(self) -> Coverage:
         """Return the coverage of what has run in this context."""
-        placed = [] if self.placement is None else [layer for _, layer in self.placement.placed]
-        never = [x.names[0] or self.root for x in placed if x.part is None and not self.was_called(x)]
+        placed = [layer for each in dict.fromkeys(self.placements.values()) for _, layer in each.placed]
+        never = [self.places[x] for x in placed if x.part is None and not self.was_called(x)]
         return Coverage(self.macs, never, list(self.uncounted))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if self.is_paused:
+            return result
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            self.uncounted[f"{func.name()} in {_pattern(self._name(self._innermost()))}"] = None
+            return result
         operator = f"{func.namespace}.{func.overloadpacket.__name__}"
         formula = _FORMULAS.get(operator)
         if formula is None and not _multiplies(operator):
@@ -312,7 +343,7 @@ class MacCounter(TorchDispatchMode):
         part = _part_of(module, arithmetic)
         self.called.add((module, part))
         layer = self.layers.get((module, part))
-        place = self._name(module) if layer is None else layer.names[0] or self.root
+        place = self._name(module) if layer is None else self.places[layer]
         counter = self
 
         class Observed(type(kernel)):  # type: ignore[misc]
@@ -349,8 +380,9 @@ class MacCounter(TorchDispatchMode):
 
     def _format(self, arithmetic: Arithmetic, layer: Layer | None, role: str, product: str) -> str:
         rounding: Any = arithmetic.roundings.get((role, product))
-        if rounding is None and layer is not None and self.placement is not None:
-            rounding = self.placement.rules.stored_rounding(layer, role, self.placement.phase)
+        if rounding is None and layer is not None:
+            placement = self.placements[layer]
+            rounding = placement.rules.stored_rounding(layer, role, placement.phase)
         if rounding is None:
             return FLOAT32
         rounding = getattr(rounding, "rounding", rounding)  # of a delayed scale
@@ -387,9 +419,7 @@ class _Node:
 
 def _part_of(module: nn.Module | None, arithmetic: Arithmetic) -> str | None:
     """Return the product of attention that has this arithmetic, or None if it is another product of the module."""
-    attention = None if module is None else module.__dict__.get("attention_products")
-    for part in (SCORES, VALUES) if attention else ():
-        own = getattr(attention, part)
+    for part, own in operations_of(module).arithmetics.items():
         if arithmetic is own or arithmetic is own.evaluated:
             return part
     return None

@@ -6,16 +6,28 @@ A tensor therefore need not be read before it is rounded. TransformerEngine's De
 1,024 steps. In the first step, amax is computed from x itself. Values beyond amax saturate. An infinity or NaN makes
 the whole tensor NaN, as it does without a history, and is not recorded in the history.
 
-Each operand of each layer has its own history, which all workers of a step share. At the end of the step, all processes
-of torch.distributed agree on the largest magnitude that any worker has computed, and add it to the history. The result
-therefore does not depend on how workers are distributed over processes.
+Each operand of each layer has its own history, which all workers of a step share. A step begins with the first tensor
+that is recorded after the previous step, in a forward pass in training mode. It ends with the next step of an optimizer
+that updates the model:
+
+- All forward and backward passes before this step of the optimizer belong to one step (gradient accumulation). They use
+  the same amax, except in the first step.
+- If several optimizers update the model one after the other, the first one ends the step. The others end nothing,
+  because nothing was recorded in between.
+- If an optimizer steps during a backward pass, as in a hook that updates each parameter when its gradient is complete,
+  the step ends with this backward pass.
+
+At the end of a step, all processes of torch.distributed agree on the largest magnitude that any worker has recorded,
+and add it to the history. The result therefore does not depend on how workers are distributed over processes. Every
+process takes part in the agreement at every step of an optimizer that updates the model, even if it has recorded
+nothing.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -23,47 +35,63 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from custom_fp import ops
+from custom_fp.operators import table as operators
 from custom_fp.recipe.quantization_spec import QuantizationSpec
+
+NOTHING = -1.0  # the largest magnitude of a step in which nothing has been recorded
 
 
 class History:
-    """The history of the largest magnitudes of one operand.
+    """The history of the largest magnitudes of one operand. A copy, and an object from a pickle, has its own memory.
 
     Attributes:
-        values: The largest magnitudes of the last steps as float32, the latest one first.
-        seen: The largest magnitude of the current step so far (0-d).
+        magnitudes: The largest magnitude of the current step so far, or NOTHING, followed by the largest magnitudes of
+            the last steps, the latest one first (float32). An operator changes it, so it stays the same tensor.
     """
 
-    def __init__(self, length: int) -> None:
-        self.values, self.seen = torch.zeros(length), torch.zeros(())
+    def __init__(self, length: int, device: torch.device | None = None) -> None:
+        self.magnitudes = torch.zeros(1 + length, device=device)
+        self.magnitudes[0] = NOTHING
 
-    def record(self, x: Tensor) -> Tensor:
-        """Return amax for x (0-d), and record x for the next step."""
-        self.to(x.device)
-        own = largest_magnitude(x)
-        self.seen.copy_(torch.maximum(self.seen, own))
-        return self.amax(own)
+    def __deepcopy__(self, memo: dict[int, Any]) -> History:
+        copied = memo[id(self)] = object.__new__(History)
+        copied.magnitudes = self.magnitudes.clone()
+        return copied
 
-    def amax(self, own: Tensor) -> Tensor:
-        """Return the largest magnitude of the last steps, or `own` if nothing was recorded yet."""
-        before = self.values.max()
-        return torch.where(before > 0, before, own)
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that receives a tensor would share its memory with the sender, so an array is sent.
+        return {"magnitudes": self.magnitudes.numpy(force=True)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.magnitudes = torch.tensor(state["magnitudes"])
+
+    @property
+    def seen(self) -> Tensor:
+        """The largest magnitude of the current step so far, or NOTHING (0-d)."""
+        return self.magnitudes[0]
+
+    @property
+    def values(self) -> Tensor:
+        """The largest magnitudes of the last steps, the latest one first."""
+        return self.magnitudes[1:]
+
+    def load(self, values: Tensor) -> None:
+        """Replace the largest magnitudes of the last steps, and begin a new step."""
+        self.values.copy_(values)
+        self.seen.fill_(NOTHING)
+
+    def append(self, magnitude: Tensor) -> None:
+        """Append the largest magnitude of a step (0-d), and begin a new step."""
+        self.load(torch.cat([magnitude.clamp(min=0).view(1).to(self.magnitudes.device), self.values[:-1]]))
 
     def to(self, device: torch.device) -> None:
-        """Move the history to a device."""
-        if self.values.device != device:
-            self.values, self.seen = self.values.to(device), self.seen.to(device)
-
-
-def largest_magnitude(x: Tensor) -> Tensor:
-    """Return max|x| over the finite elements as a 0-d float32 tensor, or 0 if there are none."""
-    if x.numel() == 0:
-        return x.new_zeros((), dtype=torch.float32)
-    return torch.where(x.isfinite(), x, 0.0).abs().amax().float()
+        """Move the history to a device, unless tensors of this device have no values."""
+        if self.magnitudes.device != device and device.type != "meta":
+            self.magnitudes = self.magnitudes.to(device)
 
 
 @dataclass(frozen=True)
@@ -82,20 +110,12 @@ class Delayed:
     has_axis: bool = False
     has_tiles: bool = False
 
-    @torch.compiler.disable(reason="a history changes as it is read")
     def __call__(self, x: Tensor) -> Tensor:
-        return _StraightThrough.apply(x, self)
-
-    def quantize(self, x: Tensor) -> Tensor:
-        """Return the rounded tensor, without a gradient."""
-        x = x.detach()
-        self.history.to(x.device)
-        amax = self.history.record(x) if self.records else self.history.amax(largest_magnitude(x))
-        x = torch.where(x.isinf(), x.float(), torch.minimum(torch.maximum(x.float(), -amax), amax))
-        # amax is appended as the largest element, so it determines the scale.
-        with_amax = torch.cat([x.reshape(-1), amax.reshape(1)])
-        return ops.quantize(with_amax, self.rounding.format, rounding=self.rounding.rounding_mode)[:-1].view(
-            x.shape
+        history, spec = self.history, self.rounding
+        if not torch.compiler.is_compiling():  # a compiled backward pass could not replace the tensor
+            history.to(x.device)
+        return operators.quantize_delayed(
+            x, history.magnitudes, spec.format, spec.rounding_mode, self.records
         )
 
     @property
@@ -109,38 +129,21 @@ class Delayed:
         return f"{self.rounding} (history {len(self.history.values)})"
 
 
-class _StraightThrough(torch.autograd.Function):
-    """An autograd function whose gradient passes straight through."""
-
-    @staticmethod
-    def forward(x: Tensor, rounding: Delayed) -> Tensor:
-        return rounding.quantize(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.dtype = inputs[0].dtype
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, rounding: Delayed) -> tuple:
-        raise RuntimeError(
-            "delayed scaling does not work under vmap, because it depends on the order in which tensors are processed"
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        return grad.to(ctx.dtype), None
-
-
 def roll(histories: Collection[History]) -> None:
-    """End a step: append its largest magnitude to each history. If there are several processes, all must call this."""
+    """End a step: append its largest magnitude to each history, unless no process has recorded anything.
+
+    If there are several processes, all of them must call this function.
+    """
     if not histories:
         return
-    seen = torch.stack([history.seen.to(next(iter(histories)).seen.device) for history in histories])
+    device = next(iter(histories)).magnitudes.device
+    seen = torch.stack([history.seen.to(device) for history in histories])
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(seen, dist.ReduceOp.MAX)
+    if seen.max() == NOTHING:
+        return
     for history, magnitude in zip(histories, seen, strict=True):
-        history.values = torch.cat([magnitude.to(history.values.device).view(1), history.values[:-1]])
-        history.seen = torch.zeros_like(history.seen)
+        history.append(magnitude)
 
 
 class Histories:
@@ -149,7 +152,7 @@ class Histories:
     Attributes:
         by_operand: The histories by LAYER:ROLE.
         owners: The model and its layers that have a history.
-        follows_optimizers: Whether each step of an optimizer ends a step of the histories.
+        follows_optimizers: Whether steps of optimizers end steps of the histories.
     """
 
     def __init__(self) -> None:
@@ -165,6 +168,40 @@ class Histories:
         self.by_operand = state["by_operand"]
         if state["follows"]:
             self.follow_optimizers()
+
+    def history(self, operand: str, length: int, device: torch.device | None) -> History:
+        """Return the history of an operand. If rules give it several lengths, it has a history for each length."""
+        history = self.by_operand.setdefault(operand, History(length, device))
+        if len(history.values) == length:
+            return history
+        return self.by_operand.setdefault(f"{operand}:{length}", History(length, device))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the largest magnitudes of the last steps by operand."""
+        return {key: history.values.clone() for key, history in self.by_operand.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load the magnitudes that `state_dict` returned.
+
+        Raises:
+            ValueError: The state belongs to other operands, or to histories of another length.
+        """
+        expected = {key: len(history.values) for key, history in self.by_operand.items()}
+        found = {key: len(values) for key, values in state.items()}
+        for key in [*expected, *found]:
+            if expected.get(key) != found.get(key):
+                stored, kept = _steps(found.get(key)), _steps(expected.get(key))
+                raise ValueError(
+                    f"the state has {stored} of {key}, but the recipe keeps {kept}; load the state into the same model "
+                    "with the same recipe"
+                )
+        for key, values in state.items():
+            self.by_operand[key].load(values)
+
+    def to(self, device: torch.device) -> None:
+        """Move all histories to a device."""
+        for history in self.by_operand.values():
+            history.to(device)
 
     def roll(self) -> None:
         """End a step of all histories."""
@@ -182,9 +219,15 @@ class Histories:
         return any(id(p) in updated for owner in self.owners for p in owner.parameters())
 
 
+def _steps(count: int | None) -> str:
+    return "no history" if count is None else f"a history of {count} steps"
+
+
 _numbers = itertools.count()
 _following: WeakValueDictionary[int, Histories] = WeakValueDictionary()
 """Histories by the order of their creation. All ranks call the collective `roll` in this order, which they share."""
+_ending: set[int] = set()
+"""The numbers of the histories whose step ends with the current backward pass."""
 
 
 @functools.cache
@@ -192,7 +235,24 @@ def _watch_optimizers() -> None:
     register_optimizer_step_post_hook(_after_step)
 
 
+@torch.compiler.disable(reason="an optimizer's step ends a step of histories")
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    for _number, histories in sorted(_following.items()):
-        if histories.is_updated_by(optimizer):
+    updated = [number for number, histories in _following.items() if histories.is_updated_by(optimizer)]
+    if torch._C._current_graph_task_id() == -1:
+        _end_step(updated)
+    elif updated:
+        if not _ending:
+            Variable._execution_engine.queue_callback(_end_backward)
+        _ending.update(updated)
+
+
+def _end_backward() -> None:
+    ending = sorted(_ending)
+    _ending.clear()
+    _end_step(ending)
+
+
+def _end_step(numbers: Iterable[int]) -> None:
+    for number in sorted(numbers):
+        if histories := _following.get(number):
             histories.roll()

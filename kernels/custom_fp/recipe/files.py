@@ -82,6 +82,8 @@ def _with_defaults(recipe: str, given: Any) -> Any:
 def with_ingredients(typed: str, given: Any, replaced: Mapping[str, Any]) -> Any:
     """Return the recipe with each ${ingredients.NAME} replaced by its value in `replaced` or in the recipe.
 
+    A rule whose format is then null is left out, so an ingredient can remove a rule.
+
     Raises:
         ValueError: `replaced` has a name that is not an ingredient of the recipe.
     """
@@ -93,7 +95,17 @@ def with_ingredients(typed: str, given: Any, replaced: Mapping[str, Any]) -> Any
     if not own:
         return given
     values = {**own, **replaced}
-    return {key: _insert(typed, value, values) for key, value in given.items() if key != INGREDIENTS}
+    recipe = {key: _insert(typed, value, values) for key, value in given.items() if key != INGREDIENTS}
+    return without_removed_rules(recipe)
+
+
+def without_removed_rules(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe without the rules whose format is null."""
+    rules = recipe.get("rules")
+    if not isinstance(rules, list):
+        return dict(recipe)
+    kept = [r for r in rules if not (isinstance(r, Mapping) and "format" in r and r["format"] is None)]
+    return {**recipe, "rules": kept}
 
 
 def _insert(typed: str, node: Any, values: Mapping[str, Any]) -> Any:

@@ -1,14 +1,19 @@
-"""The layers of a model that rules can select.
+"""The layers of a model that rules can select, and the operations that its modules call.
 
     Linear, Conv1d/2d/3d    Layers of exactly these classes, with three products each (custom_fp.layers.products).
-    Embedding               The rows that are looked up (role weight), and their gradient. MultiheadAttention      Its
-    projections. If query, key and value are the same tensor, a single product projects them.
+    Embedding               The rows that are looked up (role weight), and their gradient.
+    MultiheadAttention      Its projections. If query, key and value are the same tensor, one product projects them.
     scaled_dot_product_attention   The attention of a MultiheadAttention, and of any module that calls this function. It
                             has the products NAME.scores, which multiplies query (role input) and key (role weight), and
                             NAME.values, which multiplies probabilities (role input) and value (role weight).
+    matmul()                The matrix products that a module computes in its own forward, with the first operand as
+                            input and the second as weight: torch.matmul and @, mm, bmm, mv, addmm and baddbmm.
+    linear()                The calls of F.linear in a module's own forward, such as those of an output layer whose
+                            weight is tied to an embedding.
 
-Other products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, functions that a
-`forward` method calls, and an output layer whose weight is tied to an embedding.
+Operations have the names NAME.matmul() and NAME.linear(), where NAME is the module that calls the function. Other
+products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a
+`forward` method calls.
 """
 
 from __future__ import annotations
@@ -18,11 +23,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from custom_fp.layers.attention import SCORES, SDPA, VALUES, QuantMultiheadAttention
 from custom_fp.layers.embedding import QuantEmbedding
 from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.multihead_attention import QuantMultiheadAttention
+from custom_fp.layers.operations import PARTS, SCORES, SDPA, VALUES
 from custom_fp.layers.products import FORWARD, PRODUCTS, WEIGHT_GRADIENT
 from custom_fp.layers.products import ROLES as PRODUCT_ROLES
+from custom_fp.recipe.model_parts import parts_of
 
 OTHERS = {nn.Embedding: QuantEmbedding, nn.MultiheadAttention: QuantMultiheadAttention}
 KINDS = LAYERS | OTHERS
@@ -32,24 +39,27 @@ EMBEDDING_PRODUCTS = {
     "output_gradient": (WEIGHT_GRADIENT,),
     "result": (FORWARD, WEIGHT_GRADIENT),
 }
+CALL = "()"
 _WILDCARD = re.compile(r"[*?]+")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A module of a model, or one of the two products of its attention.
+    """A module of a model, or one of the operations that it calls.
 
     The class of a module is always the user's class, `module.__class__`, even if rounding is attached to the module.
 
     Attributes:
         module: The module.
-        names: All names under which the model contains the module, or this product of its attention.
-        part: `scores` or `values` for a product of the module's attention, and None for the module itself.
+        names: All names under which the model contains the module, or this operation of it.
+        part: The operation, such as `scores` or `matmul()`, and None for the module itself.
+        model_part: `output_head`, `router` or `attention_output` if the module is one (model_parts.py), or else None.
     """
 
     module: nn.Module
     names: tuple[str, ...]
     part: str | None = None
+    model_part: str | None = None
 
     @property
     def path(self) -> str:
@@ -59,8 +69,22 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The class of the module, or scaled_dot_product_attention."""
-        return SDPA if self.part else self.module.__class__.__name__
+        """The class of the module, scaled_dot_product_attention, or another operation."""
+        if self.part is None:
+            return self.module.__class__.__name__
+        return SDPA if self.part in (SCORES, VALUES) else self.part
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names that select the layer as a part of the model, such as output_head or router.linear()."""
+        if self.model_part is None:
+            return ()
+        return (self.model_part if self.part is None else f"{self.model_part}.{self.part}",)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this is an operation that only patterns such as matmul() and *.matmul() select."""
+        return self.part is not None and self.part.endswith(CALL)
 
     @property
     def multiplies(self) -> bool:
@@ -93,27 +117,28 @@ class Layer:
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the layers of a model, in the order of its modules."""
+    """Return the layers of a model and the operations that its modules may call, in the order of its modules."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    layers = []
+    layers, parts = [], parts_of(model)
     for module, module_names in names.items():
-        layers.append(Layer(module, tuple(module_names)))
-        if may_attend(module):
-            for part in (SCORES, VALUES):
-                layers.append(Layer(module, tuple(f"{n}.{part}".lstrip(".") for n in module_names), part))
+        layers.append(Layer(module, tuple(module_names), None, parts.get(module)))
+        for part in operations_called_by(module):
+            part_names = tuple(f"{n}.{part}".lstrip(".") for n in module_names)
+            layers.append(Layer(module, part_names, part, parts.get(module)))
     return layers
 
 
-def may_attend(module: nn.Module) -> bool:
-    """Return whether a module may call scaled_dot_product_attention.
+def operations_called_by(module: nn.Module) -> tuple[str, ...]:
+    """Return the operations that a module may call in its own forward.
 
-    MultiheadAttention does. Any module whose class is not defined by PyTorch might do so.
+    MultiheadAttention calls attention. A module whose class is not defined by PyTorch may call any operation.
     """
     if module.__class__ is nn.MultiheadAttention:
-        return True
-    return not module.__class__.__module__.startswith(("torch.nn.", "custom_fp."))
+        return SCORES, VALUES
+    is_pytorchs = module.__class__.__module__.startswith(("torch.nn.", "custom_fp."))
+    return () if is_pytorchs else PARTS
 
 
 def ends_in_name(pattern: str) -> bool:

@@ -13,7 +13,7 @@ from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated_format import Tabulated
-from custom_fp.layers.products import OPERANDS
+from custom_fp.layers.products import OPERANDS, WEIGHT_GRADIENT
 from custom_fp.recipe.layers import ROLES
 from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
 from custom_fp.recipe.rules import Rule
@@ -22,7 +22,7 @@ from custom_fp.suggestions import did_you_mean
 
 KEYS = (
     *("modules", "first", "last", "role", "product", "steps", "format", "rounding", "hadamard", "history"),
-    *("aps", "kahan", "optional"),
+    *("cached", "aps", "kahan", "optional"),
 )
 SHORT_FORMS = {  # short key -> the role of the rule for all modules that the key stands for
     "weights": "parameter",
@@ -120,14 +120,20 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Qua
         raise ValueError(
             f"{typed}: history={history} cannot be combined with hadamard={size}; remove one of them"
         )
+    cached = _cached(typed, roles, given)
+    if cached is not None and (aps or history is not None):
+        raise ValueError(
+            f"{typed}: cached={given['cached']} cannot be combined with aps or history; remove them"
+        )
     if aps and (mode != NEAREST or size is not None):
         raise ValueError(f"{typed}: aps=true cannot be combined with rounding or hadamard; remove them")
     if found is None:
-        if mode != NEAREST or size is not None:
+        if mode != NEAREST or size is not None or cached is not None:
             key = f"hadamard={size}" if size is not None else f"rounding={mode}"
+            key = f"cached={cached}" if cached is not None else key
             raise ValueError(f"{typed}.{key}: has no effect, because format=fp32 rounds nothing; remove it")
         return None
-    return QuantizationSpec(found.format, aps, kahan, mode, size, history)
+    return QuantizationSpec(found.format, aps, kahan, mode, size, history, cached)
 
 
 def rounding_to(
@@ -158,7 +164,8 @@ def format_named(key: str, name: str, scales: bool = False) -> str | None:
         parsed = parse(name)
         if not scales and not isinstance(parsed, Format | Tabulated):
             raise ValueError(
-                "a format with scales is allowed only for weights, activations and errors; use eXmY here"
+                "a format with scales is allowed only for weights, activations, errors and optimizer states; use eXmY "
+                "here"
             )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{key}={name}: {error}") from None
@@ -253,6 +260,20 @@ def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int 
             f"{typed}.history={steps}: requires a format with one scale for the tensor, such as fp8_tensor, not {name}"
         )
     return steps
+
+
+def _cached(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> QuantizationSpec | None:
+    """Return the rounding to the format in which the input is stored for the weight gradient, or None."""
+    name = given.get("cached")
+    if name is None:
+        return None
+    if list(roles) != ["input"] or _as_list(given.get("product")) != [WEIGHT_GRADIENT]:
+        raise ValueError(
+            f"{typed}.cached={name}: requires role: input and product: {WEIGHT_GRADIENT}, the product that reads "
+            "stored values"
+        )
+    fmt = format_named(f"{typed}.cached", name, scales=True)
+    return None if fmt is None else QuantizationSpec(fmt)
 
 
 def _transform_size(key: str, value: Any) -> int | None:

@@ -7,7 +7,7 @@ matches any part of the model, the model is not changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -15,11 +15,11 @@ from weakref import WeakSet
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from custom_fp.layers.attachment import add_hooks_, attach_, is_exporting, override_
-from custom_fp.layers.attention import replace_attention_
+from custom_fp.layers.attachment import add_hooks_, attach_, is_attached, is_exporting, override_
 from custom_fp.layers.modules import unfused_settings
+from custom_fp.layers.operations import SDPA, operations_of, replace_operations_
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
-from custom_fp.recipe.delayed_scaling import Delayed, Histories, History
+from custom_fp.recipe.delayed_scaling import Delayed, Histories
 from custom_fp.recipe.layers import KINDS, Layer
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.recipe.rules import Rule, Rules
@@ -41,6 +41,11 @@ class Placement:
         self.model, self.rules, self.phase = model, rules, -1
         self.histories = Histories()
         self.copies: WeakSet[Placement] = WeakSet()
+        self._attach(0)
+
+    def _attach(self, first: int) -> None:
+        """Attach the rules to the model, and switch to the rules of step `first`."""
+        model, rules, self.phase = self.model, self.rules, -1
         layers = [layer for layer in rules.layers if layer.multiplies]
         # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
         by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
@@ -50,12 +55,9 @@ class Placement:
             KINDS[module.__class__].attach_to(module, Arithmetic())
         for module, attribute, value in unfused_settings(model) if rounded else ():
             override_(module, attribute, value)
-        self.attention = [layer for layer in reached if _calls_attention(layer)]
-        if self.attention:
-            # Change all modules that call the function, so that each call is rounded only as its own module requires.
-            for layer in layers:
-                if _calls_attention(layer):
-                    replace_attention_(layer.module)
+        self.called = [layer for layer in reached if _is_called_function(layer)]
+        for module in self._modules_with_functions(layers):
+            replace_operations_(module)
         self.placed = [(layer.module, layer) for layer in reached]
         self.activations = self._add_hooks(rules.layers)
         if self.placed or self.activations:
@@ -64,7 +66,7 @@ class Placement:
             for module in {model, *(layer.module for layer in reached)}:
                 attach_(module).histories = self.histories
                 self.histories.owners.add(module)
-        self.at(0)
+        self.at(first)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "copies"}
@@ -72,11 +74,13 @@ class Placement:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.copies = WeakSet()
+        if not is_attached(self.model):  # pickle saves models without their rules
+            self._attach(self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
         copied = memo[id(self)] = object.__new__(Placement)
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        copied.attention = []  # `check_called` checks only the calls of the original
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo), copies=WeakSet())
+        copied.called = []  # `check_called` checks only the calls of the original
         self.copies.add(copied)
         return copied
 
@@ -91,7 +95,7 @@ class Placement:
         for module, layer in self.placed:
             arithmetic = self._arithmetic(layer, phase)
             if layer.part:
-                setattr(module.attention_products, layer.part, arithmetic)
+                operations_of(module).arithmetics[layer.part] = arithmetic
             else:
                 module.__dict__["arithmetic"] = arithmetic
         for activation in self.activations:
@@ -102,14 +106,13 @@ class Placement:
 
         Args:
             never_called: The names of layers that rules select but that the model did not call (coverage.py). Calls of
-                attention are known without it.
+                functions are known without it.
         """
         used: set[Rule] = set()
         unused: dict[Rule, list[Layer]] = {}
         for module, layer in self.placed:
-            if layer in self.attention:
-                attention: Any = module.__dict__.get("attention_products")
-                was_called = attention.called
+            if layer in self.called:
+                was_called = layer.part in operations_of(module).called
             else:
                 was_called = layer.names[0] not in never_called
             for rule in self._deciding_rules(layer):
@@ -120,14 +123,17 @@ class Placement:
         for rule, layers in unused.items():
             if rule in used or rule.optional:
                 continue
-            if all(layer in self.attention for layer in layers):
+            if all(layer in self.called for layer in layers):
+                kinds = list(dict.fromkeys(layer.kind for layer in layers))
+                hint = "; attention that is written as separate products is selected by matmul()" * (
+                    kinds == [SDPA]
+                )
                 raise ValueError(
-                    f"{rule.typed}: no module that the rule selects calls scaled_dot_product_attention; attention that "
-                    "is implemented as separate matrix products stays in float32"
+                    f"{rule.typed}: no module that the rule selects calls {' or '.join(kinds)}{hint}"
                 )
             raise ValueError(
                 f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; a "
-                "weight that is passed to a function, as in F.linear(x, layer.weight), is not rounded"
+                "weight that is passed to F.linear is rounded by a rule for linear()"
             )
 
     def _deciding_rules(self, layer: Layer) -> list[Rule]:
@@ -135,6 +141,16 @@ class Placement:
         pairs += [("accumulator", product) for product in PRODUCTS]
         found = [self.rules.deciding_rule(layer, *pair, step) for pair in pairs for step in self.rules.phases]
         return [rule for rule in found if rule is not None]
+
+    def _modules_with_functions(self, layers: Sequence[Layer]) -> Iterable[nn.Module]:
+        """Return the modules whose calls of functions must be told apart, so that each follows its own module's rules.
+
+        If rules select only attention, these are the modules that may call it. Other functions are also called by
+        PyTorch's own modules, such as a Linear layer that no rule selects.
+        """
+        if any(layer.is_call for layer in self.called):
+            return self.model.modules()
+        return dict.fromkeys(layer.module for layer in layers if self.called and _is_called_function(layer))
 
     def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:
         get = self.rules.rounding_for
@@ -161,10 +177,8 @@ class Placement:
     ) -> QuantizationSpec | Delayed:
         if rounding.history is None:
             return rounding
-        key = f"{layer.names[0]}:{role}"
-        history = self.histories.by_operand.get(key)
-        if history is None or len(history.values) != rounding.history:
-            history = self.histories.by_operand[key] = History(rounding.history)
+        device = next((p.device for p in layer.module.parameters()), None)
+        history = self.histories.history(f"{layer.names[0]}:{role}", rounding.history, device)
         return Delayed(rounding, history)
 
     def end_step(self) -> None:
@@ -173,12 +187,11 @@ class Placement:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the histories of delayed scales. Call this at the end of a step."""
-        return {key: history.values for key, history in self.histories.by_operand.items()}
+        return self.histories.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the histories that `state_dict` returned."""
-        for key, values in state.items():
-            self.histories.by_operand[key].values = values.clone()
+        self.histories.load_state_dict(state)
 
     def _add_hooks(self, layers: Sequence[Layer]) -> list[ActivationRounding]:
         leaves = {layer.module: layer for layer in layers if layer.takes("activation")}
@@ -255,8 +268,8 @@ class ActivationRounding:
         return rounding if rounding is None or self.module.training else rounding.nearest
 
 
-def _calls_attention(layer: Layer) -> bool:
-    """Return whether this is attention that the module computes by calling PyTorch's function."""
+def _is_called_function(layer: Layer) -> bool:
+    """Return whether this is an operation that the module computes by calling a function of PyTorch."""
     return layer.part is not None and layer.module.__class__ not in KINDS
 
 

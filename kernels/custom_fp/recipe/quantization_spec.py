@@ -14,7 +14,9 @@ from custom_fp.recipe.tensor_aps import aps_quantize
 from custom_fp.rounding import is_stochastic
 
 NEAREST = "nearest_even"
-SIGNS = 0  # the seed of the random signs; all transforms use it, since both operands of a product need the same signs
+# The seed of the random signs. All transforms use it, since both operands of a product need the same signs. The first
+# 16 signs of this seed are TransformerEngine's (get_wgrad_sign_vector in pytorch/tensor/nvfp4_tensor.py).
+SIGNS = 34000
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class QuantizationSpec:
             default generator. In evaluation, nearest_even replaces them.
         hadamard: The size of the random Hadamard transform along the dimension that a product sums over.
         history: The number of steps whose largest magnitudes determine the scale (delayed_scaling.py).
+        cached: The rounding of the tensor when it was stored after the forward product. The weight gradient reads the
+            stored values and rounds them again.
         has_axis: Whether an operand is rounded along a dimension, and therefore separately for each product.
         has_tiles: Whether blocks are tiles, so that a matrix is rounded in the same way for all products.
         nearest: The same specification with nearest_even, for evaluation.
@@ -44,6 +48,7 @@ class QuantizationSpec:
     rounding_mode: str = NEAREST
     hadamard: int | None = None
     history: int | None = None
+    cached: QuantizationSpec | None = None
     has_axis: bool = field(init=False, repr=False, compare=False)
     has_tiles: bool = field(init=False, repr=False, compare=False)
     nearest: QuantizationSpec = field(init=False, repr=False, compare=False)
@@ -51,8 +56,9 @@ class QuantizationSpec:
     def __post_init__(self) -> None:
         # These attributes are computed here because torch.compile cannot trace this code. An accumulator has no format.
         fmt = None if is_name(self.format) else parse(self.format)
-        object.__setattr__(self, "has_axis", self.hadamard is not None or (fmt is not None and fmt.has_axis))
-        object.__setattr__(self, "has_tiles", self.hadamard is None and fmt is not None and fmt.has_tiles)
+        by_product = self.hadamard is not None or self.cached is not None
+        object.__setattr__(self, "has_axis", by_product or (fmt is not None and fmt.has_axis))
+        object.__setattr__(self, "has_tiles", not by_product and fmt is not None and fmt.has_tiles)
         nearest = replace(self, rounding_mode=NEAREST) if self.is_stochastic else self
         object.__setattr__(self, "nearest", nearest)
 
@@ -80,4 +86,5 @@ class QuantizationSpec:
     def __str__(self) -> str:
         details = [self.rounding_mode] if self.rounding_mode != NEAREST else []
         details += [f"hadamard {self.hadamard}"] if self.hadamard is not None else []
+        details += [f"cached in {self.cached}"] if self.cached is not None else []
         return f"{self.format} ({', '.join(details)})" if details else self.format

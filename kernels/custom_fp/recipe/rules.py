@@ -6,7 +6,10 @@ A rule in a recipe has these keys:
               part of a pattern is only a wildcard, as in * or blocks.*, the pattern selects the products of Linear and
               Conv layers. Other layers must be named: Embedding, MultiheadAttention, scaled_dot_product_attention (both
               products of any attention, or a single one by NAME.scores or NAME.values, as in *.scores), or the name of
-              the layer itself. layers.py lists the products of each kind of layer.
+              the layer itself. A pattern that ends in () selects operations that modules call in their own forward:
+              matmul() everywhere, or blocks.*.matmul(). layers.py lists the layers and operations. output_head, router
+              and attention_output select the layers that compute the outputs of the model, that choose experts, and
+              that follow attention (model_parts.py). router.linear() selects the calls of routers.
     first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
               modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects no layer.
     role      One role or a list of roles. Some roles are parts of products (custom_fp.layers.products). input, weight
@@ -18,16 +21,19 @@ A rule in a recipe has these keys:
               role is used.
     steps     [first, end]: the rule applies from step `first`, counted from 0, to the step before `end`. If `end` is
               null, the rule applies until the run ends. The test set is evaluated with the rules of the step before it.
-    format    Any format of custom_fp. fp32 rounds nothing. For operands, the blocks of a format with scales run along
-              the dimension that the product sums over. For other tensors, they follow the order of the elements in
-              memory.
+    format    Any format of custom_fp. fp32 rounds nothing. An ingredient that is null removes the rule. For operands,
+              the blocks of a format with scales run along the dimension that the product sums over. For other tensors,
+              they follow the order of the elements in memory.
     rounding  Any rounding mode of custom_fp. The default is nearest_even. Accumulators and parameters allow no other.
               In training, stochastic rounding draws from torch's default generator, which a run seeds by its seed, the
               step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
     hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
-              Both operands of a product must be transformed. All transforms use the same signs.
+              Both operands of a product must be transformed. All transforms use the same signs, the first 16 of which
+              are TransformerEngine's.
     history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
               (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
+    cached    The format in which the input is stored for the weight gradient, in blocks along the dimension of the
+              forward product. The stored values are rounded again, to `format`. null stores the unrounded input.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
     optional  true: do not report an error if the rule never applies. Recipes for many models need this.
@@ -43,10 +49,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from custom_fp.layers.attention import SDPA
 from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.operations import PARTS, SDPA
 from custom_fp.layers.products import OPERANDS
-from custom_fp.recipe.layers import OTHERS, ROLES, Layer, ends_in_name
+from custom_fp.recipe.layers import CALL, OTHERS, ROLES, Layer, ends_in_name
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 
 STORED = {"input": "activation", "weight": "parameter", "output_gradient": "error"}
@@ -83,9 +89,12 @@ class Rule:
 
     def matches(self, layer: Layer, role: str) -> bool:
         """Return whether a pattern matches the layer, regardless of `first_layers` and `last_layers`."""
-        names = (*layer.names, layer.kind)
-        by_name = layer.must_be_named and bool(ROLES[role])
-        patterns = list(filter(ends_in_name, self.modules)) if by_name else self.modules
+        names = (*layer.names, layer.kind, *layer.part_names)
+        patterns: Sequence[str] = self.modules
+        if layer.is_call:
+            patterns = [pattern for pattern in self.modules if pattern.endswith(CALL)]
+        elif layer.must_be_named and ROLES[role]:
+            patterns = list(filter(ends_in_name, self.modules))
         return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
     def matches_any_role(self, layer: Layer) -> bool:
@@ -219,8 +228,11 @@ class Rules:
         if of_products:
             why = f" (role {roles} requires layers that are exactly {kinds}"
             if any(layer.must_be_named for layer in candidates):
-                others = ", ".join(kind.__name__ for kind in OTHERS)
-                why += f", or layers that the pattern names: {others}, {SDPA}"
+                others = [kind.__name__ for kind in OTHERS] + [
+                    SDPA,
+                    *(part for part in PARTS if CALL in part),
+                ]
+                why += f", or layers that the pattern names: {', '.join(others)}"
             why += ")"
         return (
             f"{patterns} matches no layer{why}; the first suitable layers are {_names(candidates) or 'none'}"

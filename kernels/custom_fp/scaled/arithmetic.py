@@ -100,6 +100,33 @@ class ScaledReference:
             found = round_blocks(x, fmt, layout, rule)
             write(from_blocks(found.elements * found.factors[:, None], layout).view(x.shape), out)
 
+    def quantize_delayed(
+        self, x: Tensor, magnitudes: Tensor, fmt: ScaledFormat, records: bool, rule: Rule, out: Tensor
+    ) -> None:
+        """Round with the scale for a largest magnitude that a history determines (recipe/delayed_scaling.py).
+
+        Args:
+            x: The tensor.
+            magnitudes: (1 + steps,), the largest magnitude of the current step, then those of the previous steps, as
+                float32 on any device.
+            fmt: A format with a single scale for the tensor.
+            records: Whether to update the largest magnitude of the current step.
+            rule: How to round.
+            out: The result.
+        """
+        x = single(x)
+        own = scales.largest_magnitude(x.view(-1))
+        if records:
+            magnitudes[0] = torch.maximum(magnitudes[0], own.to(magnitudes.device))
+        before = magnitudes[1:].max().to(x.device)
+        amax = torch.where(before > 0, before, own)
+        clamped = torch.where(x.isinf(), x, torch.minimum(torch.maximum(x, -amax), amax))
+        # amax is appended as the largest element, so it determines the scale.
+        with_amax = torch.cat([clamped.view(-1), amax.view(1)])
+        result = torch.empty_like(with_amax)
+        self.quantize(with_amax, fmt, rule, result)
+        out.copy_(result[:-1].view(x.shape))
+
     def encode(
         self,
         x: Tensor,

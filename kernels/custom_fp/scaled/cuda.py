@@ -1,7 +1,7 @@
 """The CUDA backend for formats with scales (csrc/tiles/tiles.cuh and csrc/scaled/scaled_kernels.cuh).
 
-PyTorch is used for what has no CUDA kernel: it computes the largest magnitude of a whole tensor, packs codes, and
-decodes codebooks and integers with zero points. It also rounds such integers if the rounding is not to nearest even.
+PyTorch is used for what has no CUDA kernel: it packs codes, and decodes codebooks and integers with zero points. It
+also rounds such integers if the rounding is not to nearest even.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from custom_fp.cuda import address, blocks, launch, mode_name, rule_args
+from custom_fp.cuda import address, blocks, largest_magnitude, launch, mode_name, rule_args
 from custom_fp.formats.elements import ValueTable
 from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled_format import ScaledFormat
@@ -54,7 +54,7 @@ def _targets(out: tuple[Tensor, ...], count: int) -> list[np.uint64]:
 
 
 def _round_tiles(fmt: ScaledFormat, layout: Layout, rule: Rule, x: Tensor, *out: Tensor) -> None:
-    t = scales.tensor_scale(fmt, x.view(-1)) if fmt.has_tensor_scale else None
+    t = scales.tensor_scale_for(fmt, largest_magnitude(x).float()) if fmt.has_tensor_scale else None
     to = _targets(out, 2)
     args = address(_scaling(fmt, str(x.device))), NOTHING if t is None else address(t), *rule_args(rule)
     n, width = x.numel(), run(layout)
@@ -63,8 +63,8 @@ def _round_tiles(fmt: ScaledFormat, layout: Layout, rule: Rule, x: Tensor, *out:
         sizes = np.int64(n), np.int32(width)
         launch(f"scaled_runs_{mode_name(rule)}", x, blocks(n, 8), address(x), *to, *sizes, *args)
     elif layout.scales == 1 and n > WHOLE and fmt.scale.rule != "4over6":
-        largest = x.abs().amax()
-        whole = np.int64(n), address(largest)
+        ends = _ends("codebook", x)
+        whole = np.int64(n), address(ends)
         grid = blocks(n, 8 if rule.is_stochastic else 4)
         launch(f"scaled_whole_{mode_name(rule)}", x, grid, address(x), *to, *whole, *args)
     else:

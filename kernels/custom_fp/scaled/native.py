@@ -19,6 +19,7 @@ from custom_fp.formats.layout import Layout
 from custom_fp.formats.scaled_format import ScaledFormat
 from custom_fp.rounding import Rounding, Rule
 from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
+from custom_fp.scaled.blocks import single
 from custom_fp.scaled.search import search_of
 
 LONG = 1 << 17  # longer blocks are divided among several threads, as `grain` in csrc/cpu/parallel.h
@@ -44,6 +45,25 @@ class NativeScaled(ScaledReference):
         if fmt.kernels == "affine" and rule.rounding is Rounding.NEAREST_EVEN:
             return _affine_kernel(operator, fmt, layout)
         return None
+
+    def quantize_delayed(
+        self, x: Tensor, magnitudes: Tensor, fmt: ScaledFormat, records: bool, rule: Rule, out: Tensor
+    ) -> None:
+        """Read x once for its largest magnitude, and round it with a scale that the kernel is told."""
+        x = single(x)
+        can_be_told = fmt.kernels == "tiles" and fmt.scale.rule == "amax" and fmt.scale.format.bits == 32
+        low, high = torch.stack(x.aminmax()).tolist() if can_be_told and x.numel() else (0.0, math.nan)
+        before = magnitudes[1:].max().item()
+        if not (-math.inf < low and high < math.inf and before > 0):  # NaN, infinity, or no history
+            super().quantize_delayed(x, magnitudes, fmt, records, rule, out)
+            return
+        own = max(-low, high)
+        if records and own > magnitudes[0].item():
+            magnitudes[0] = own
+        if own > before:
+            x = x.clamp(-before, before)
+        args = _tiling(fmt.layout(x.shape)), _told_scaling(fmt, before), *_rule_args(rule), get_num_threads()
+        _native.quantize_tiles(x.data_ptr(), out.data_ptr(), *args)
 
     def join(self, codes_n: Tensor, bits: int, out: Tensor) -> None:
         addresses, n = (codes_n.data_ptr(), out.data_ptr()), codes_n.numel()
@@ -148,6 +168,13 @@ def _tiling(layout: Layout) -> _native.Tiling:
 @cache
 def _scaling(fmt: ScaledFormat) -> _native.Scaling:
     return _native.Scaling(*fmt.parts)
+
+
+def _told_scaling(fmt: ScaledFormat, amax: float) -> _native.Scaling:
+    """Return the scaling of a format whose float32 scale is always the one for this largest magnitude."""
+    scale = max(amax / fmt.target, fmt.scale.format.smallest)
+    parts = fmt.parts
+    return _native.Scaling(*parts[:9], scale, scale, *parts[11:])  # 9, 10: the smallest and the largest scale
 
 
 # ---- integers with zero points

@@ -67,7 +67,7 @@ def _scale_by_range(fmt: ScaledFormat, x_BxK: Tensor) -> Scaled:
     """Choose scales and zero points by the rule minmax, and apply them."""
     most = fmt.element.max
     low_B, high_B = x_BxK.amin(1).clamp(max=0.0), x_BxK.amax(1).clamp(min=0.0)
-    scales_B = ((high_B - low_B) / most).clamp(min=SMALLEST_SCALE)
+    scales_B = divide(high_B - low_B, most).clamp(min=SMALLEST_SCALE)
     is_finite_B = scales_B.isfinite()
     scales_B = torch.where(is_finite_B, scales_B, math.nan)
     zeros_B = (0.0 - (low_B / scales_B).round()).clamp(0, most).nan_to_num(0.0)
@@ -77,9 +77,23 @@ def _scale_by_range(fmt: ScaledFormat, x_BxK: Tensor) -> Scaled:
 
 def tensor_scale(fmt: ScaledFormat, x: Tensor) -> Tensor:
     """Return the scale of the whole tensor (step 1), computed over the last dimension of x."""
+    return tensor_scale_for(fmt, largest_magnitude(x))
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """Return the largest finite magnitude over the last dimension of x, or 0 if there is none."""
     finite = torch.where(x.isfinite(), x.abs(), 0.0)
-    largest = finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1])
-    return (largest / (fmt.target * fmt.largest_scale)).clamp(min=SMALLEST_SCALE)
+    return finite.amax(-1) if x.shape[-1] else finite.new_zeros(x.shape[:-1])
+
+
+def tensor_scale_for(fmt: ScaledFormat, largest: Tensor) -> Tensor:
+    """Return the scale of a tensor with the given largest finite magnitude, float32."""
+    return divide(largest, fmt.target * fmt.largest_scale).clamp(min=SMALLEST_SCALE)
+
+
+def divide(x: Tensor, divisor: float) -> Tensor:
+    """Return the correctly rounded quotient. On a GPU, PyTorch multiplies by the reciprocal of a Python number."""
+    return x / torch.full_like(x, divisor)
 
 
 def scale_codes(
@@ -97,11 +111,11 @@ def scale_codes(
     largest_B = torch.where(is_finite_B, largest_B, 0.0)
     if fmt.scale.how.is_power:
         is_quotient = fmt.scale.how.number == 1
-        wanted_B = largest_B / fmt.target if is_quotient else largest_B
+        wanted_B = divide(largest_B, fmt.target) if is_quotient else largest_B
         codes_B = _exponent(wanted_B, fmt.added) - (0 if is_quotient else fmt.emax) + 127
         codes_B = torch.where(wanted_B > 0, codes_B.clamp(0, 254), 0)
     else:
-        wanted_B = largest_B / fmt.target
+        wanted_B = divide(largest_B, fmt.target)
         wanted_B = wanted_B if tensor_scale is None else wanted_B / tensor_scale
         wanted_B = (wanted_B * times).clamp(scale.smallest, scale.largest)
         if scale.bits == 32:

@@ -1,0 +1,273 @@
+"""Coverage of a script's first training step: the share of the multiply-accumulates that read each format.
+
+Counting begins when the script first calls a model with rules for training, that is, in training mode and with
+gradients. It ends before an optimizer takes its first step, so the loss and the backward pass are counted, too. If the
+script has several optimizers, as for the two models of a GAN, it ends before the last of them takes its first step, or
+before one of them takes its second step. The steps themselves are not counted. If the script has no optimizer of
+torch.optim, counting ends with the first backward pass.
+
+Everything between is counted as it runs: all workers and micro-batches of the step, and twice what activation
+checkpointing computes twice. Each process counts its own products. Counting changes no bit.
+
+The counter is a TorchDispatchMode, under which torch.compile would run the code without compiling it and thus change
+the results. Nothing is counted if the script compiles a model or function before the end of its first step.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from custom_fp.layers.products import Arithmetic
+from custom_fp.recipe.apply import placement_in
+from custom_fp.recipe.coverage import Coverage, MacCounter, count_macs
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from cpdrun.attach.intercept.patches import Patches
+from cpdrun.attach.intercept.script import Script
+from cpdrun.train.precision.product_entries import arithmetics, by_elements, operations_entry, products_of
+
+MOST_LINES = 12  # of the coverage in the log
+NO_STEP = "the script took no training step with a model that has rules"
+
+# Raises UserError if the rules of a model select only layers that were never called, given the names of these layers.
+CheckCalled = Callable[[list[str]], None]
+
+
+class FirstStepCoverage:
+    """Counts the products of a script's first training step.
+
+    Attributes:
+        coverage: The coverage, once the first step has been counted.
+        problem: The reason why the step is not counted, or "".
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.coverage: Coverage | None = None
+        self.problem = ""
+        self._models: list[tuple[nn.Module, CheckCalled]] = []
+        self._modules: dict[nn.Module, nn.Module] = {}  # the model of each module
+        self._compiled = ""
+        self._watch = Patches()
+        self._counter: MacCounter | None = None
+        self._counting: AbstractContextManager[MacCounter] | None = None  # until it can be left
+        self._thread = 0
+        self._stepped: set[int] = set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the coverage, or the reason why there is none, is known."""
+        return self.coverage is not None or bool(self.problem)
+
+    def install(self, patches: Patches) -> None:
+        """Watch what the script compiles. Call this before the script's first line."""
+        patches.around(torch, "compile", self._compile)
+        patches.around(nn.Module, "compile", self._compile)
+        patches.add_undo(self._stop)
+
+    def add(self, model: nn.Module, check_called: CheckCalled) -> None:
+        """Count the products of a model, whose rules have just been placed. `check_called` is called at the end."""
+        placement = placement_in(model)
+        if self.is_over or placement is None or not placement.placed:
+            return
+        if not self._models and not self._compiled:
+            self._wait()
+        self._models.append((model, check_called))
+        self._modules |= dict.fromkeys(model.modules(), model)
+        if self._compiled:
+            self._give_up(self._compiled)
+
+    def _wait(self) -> None:
+        eager = torch.compiler.disable
+        for hook in (
+            register_module_forward_pre_hook(self._before_call),
+            register_optimizer_step_pre_hook(eager(self._before_step)),
+            register_optimizer_step_post_hook(eager(self._after_step)),
+        ):
+            self._watch.add_undo(hook.remove)
+        self._watch.around(torch.amp.GradScaler, "step", self._scaler_step)
+
+    def _stop(self) -> None:
+        """Stop counting and watching. Hooks of optimizers must not call this, because it removes them."""
+        self._stop_counting()
+        if self._counting is None:
+            self._watch.undo()
+
+    def _stop_counting(self) -> None:
+        """Leave the counter. If this is not possible yet, count nothing until a later call can leave it."""
+        if self._counter is None or self._counting is None:
+            return
+        self._counter.is_paused = True
+        # A mode can only be left in its own thread, after the modes that were entered in the meantime.
+        if threading.get_ident() == self._thread and _get_current_dispatch_mode() is self._counter:
+            counting, self._counting = self._counting, None
+            counting.__exit__(None, None, None)
+
+    def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_over:
+            self._stop()
+        target = args[0] if args else kwargs.get("model")
+        if target is not None and not self.is_over:
+            is_model = isinstance(getattr(target, "__self__", target), nn.Module)
+            name = getattr(target, "__qualname__", type(target).__name__)
+            self._compiled = self._compiled or ("the model" if is_model else name) + " is compiled"
+            if self._models:
+                self._give_up(self._compiled)
+        return original(*args, **kwargs)
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        self._stop()
+        self.script.print(f"coverage: {self.summary}")
+
+    # ---- the events of the first step
+
+    def _before_call(self, module: nn.Module, _: Any) -> None:
+        """Begin to count if this is the first call of a model for training."""
+        if self.is_over:
+            self._stop()
+        is_ours = self._counter is None and not self.is_over and module in self._modules
+        if not is_ours or not torch.is_grad_enabled() or torch.jit.is_tracing():
+            return
+        model = self._modules[module]
+        if not any(m.training for m in model.modules()) or _get_current_dispatch_mode() is not None:
+            return
+        if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+            self._give_up("DataParallel computes in several threads")
+            return
+        self._counting = count_macs(
+            {prefix: (model, placement_in(model)) for prefix, (model, _) in self._by_prefix().items()}
+        )
+        self._counter, self._thread = self._counting.__enter__(), threading.get_ident()
+        self._counter.enter(module)  # its own hooks have been read already
+
+    def _before_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
+        if self.is_over:
+            self._stop_counting()
+        elif self._counter is not None:
+            number = self.script.number_of(optimizer)
+            if number in self._stepped or not self._waits_for(number):
+                self.end()
+            else:
+                self._counter.is_paused = True
+
+    def _after_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
+        if self.is_over:
+            self._stop_counting()
+        elif self._counter is not None:  # also if the step called a closure, in which counting began
+            number = self.script.number_of(optimizer)
+            self._stepped.add(number)
+            self._counter.is_paused = False
+            if not self._waits_for(number):
+                self.end()
+
+    def _waits_for(self, number: int) -> bool:
+        """Return whether an optimizer other than the given one has yet to take its first step."""
+        return bool(set(self.script.optimizers.values()) - self._stepped - {number})
+
+    def _scaler_step(
+        self, original: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = original(scaler, optimizer, *args, **kwargs)
+        if self._counter is not None and not self.is_over:  # the scaler has skipped the step
+            self._after_step(getattr(optimizer, "optimizer", optimizer), (), {})
+        return result
+
+    def after_backward(self) -> None:
+        """End the count after a backward pass if the script has no optimizer that would take a step."""
+        if self._counter is not None and not self.is_over and not self.script.optimizers:
+            self.end()
+
+    # ---- the result
+
+    def end(self) -> None:
+        """End the count and print the coverage. Without a first step, the coverage is not known.
+
+        Raises:
+            UserError: The rules select only layers that were never called.
+        """
+        if self.is_over or not self._models:
+            return
+        if self._counter is None:
+            self._give_up(NO_STEP)
+            return
+        self.coverage = self._counter.coverage()
+        self._stop_counting()
+        self.script.print(f"coverage: {self.summary}")
+        _, *lines = str(self.coverage).splitlines()
+        more = [f"  and {len(lines) - MOST_LINES} more, in env.json"] if len(lines) > MOST_LINES else []
+        for line in [*lines[:MOST_LINES], *more]:
+            self.script.print(line)
+        self._check_called(self._counter.entered, self.coverage.never_called)
+
+    def _check_called(self, entered: set[nn.Module], never_called: list[str]) -> None:
+        """Raise UserError if the rules of every model that was called select only layers that were never called."""
+        errors = []
+        called = {
+            prefix: check
+            for prefix, (model, check) in self._by_prefix().items()
+            if entered & {*model.modules()}
+        }
+        for prefix, check in called.items():
+            try:
+                check([name.removeprefix(prefix) for name in never_called if name.startswith(prefix)])
+            except Exception as error:
+                errors.append(error)
+        if errors and len(errors) == len(called):
+            raise errors[0]
+
+    @property
+    def summary(self) -> str:
+        """The shares of the formats, such as "nvfp4 86 %, bf16 14 %, float32 0 %", or why they are not known."""
+        return self.coverage.summary() if self.coverage is not None else f"not counted: {self.problem}"
+
+    def products(self) -> dict[str, Any] | None:
+        """Return the entry `products` of env.json, as for cpdrun's own runs, or None if it is not known yet.
+
+        If the products were not counted, "in float32" and "never called" are left out, and "coverage" is the reason.
+        """
+        if not self.is_over:
+            return None
+        by_layer: dict[str, Arithmetic] = {}
+        for prefix, (model, _) in self._by_prefix().items():
+            by_layer |= arithmetics(model, prefix)
+        if self.coverage is not None:
+            return products_of(by_layer, self.coverage)
+        entry = products_of(by_layer, Coverage({}, [], []))
+        del entry["in float32"]
+        return entry | {"coverage": self.summary}
+
+    def operations(self) -> dict[str, Any] | None:
+        """Return the entry `products` of done.json: the operations of a worker's step, or why they are not known."""
+        if not self.is_over:
+            return None
+        if self.coverage is None:
+            return {"problem": self.problem}
+        phases = [phase for model, _ in self._models for phase in _phases(model)]
+        if phases:
+            return {"problem": f"only the first step was counted, and the rules change at step {min(phases)}"}
+        share = self.script.workers_per_rank
+        by_format = {kind: count / share for kind, count in by_elements(self.coverage).items()}
+        return operations_entry(by_format, self.coverage.uncounted)
+
+    def _by_prefix(self) -> dict[str, tuple[nn.Module, CheckCalled]]:
+        """Return the models and their checks, by the prefix of their layers' names. A single model needs no prefix."""
+        if len(self._models) == 1:
+            return {"": self._models[0]}
+        found: dict[str, tuple[nn.Module, CheckCalled]] = {}
+        for i, (model, check) in enumerate(self._models):
+            name = model.__class__.__name__
+            found[f"{name}." if f"{name}." not in found else f"{name} {i}."] = model, check
+        return found
+
+
+def _phases(model: nn.Module) -> list[int]:
+    """Return the steps after the first one at which other rules of a model take effect."""
+    placement = placement_in(model)
+    return [] if placement is None else [step for step in placement.rules.phases if step > 0]

@@ -1,0 +1,98 @@
+"""A small Llama with a mixture of experts in place of the perceptron of each block, as in Mixtral.
+
+    p = softmax(router(x)) over all E experts;  the K largest of p, divided by their sum, are the weights w
+    mixture(x) = sum over these K experts of w_e * down_e(silu(gate_e(x)) * up_e(x))
+
+Source: Mixtral, Jiang et al. (arXiv 2401.04088, section 2.1). The weights of all experts are stacked, and tokens are
+sorted by expert, so that one grouped product multiplies all of them. Differences from Mixtral: no loss balances the
+experts, and the router computes in float32, as in DeepSeek-V3.
+
+Legend: B texts per batch, T positions, S = B T tokens, D channels, E experts, K experts of a token, R = S K rows,
+F hidden channels of an expert.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cpdrun.comm import emulate_all_to_all
+from cpdrun.models.llama import Llama
+
+
+class LlamaMoE(Llama):
+    """A Llama with experts.
+
+    Args:
+        num_classes: See `Llama`.
+        context: See `Llama`.
+        experts: The number of experts E of a block.
+        experts_per_token: The number of experts K that process a token.
+        dispatch: The format in which tokens are sent to experts on other machines, and their gradients return. It is
+            emulated (`cpdrun.comm.emulate_all_to_all`). fp32 rounds nothing.
+        combine: The format in which the results of the experts return, and their gradients are sent.
+        **llama: The arguments of `Llama`. `hidden` is that of one expert.
+
+    Raises:
+        ValueError: The number of experts is out of range, or see `Llama`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        context: int,
+        *,
+        experts: int,
+        experts_per_token: int,
+        dispatch: str,
+        combine: str,
+        **llama: Any,
+    ) -> None:
+        if not 1 <= experts_per_token <= experts:
+            raise ValueError(
+                f"model.experts_per_token must be from 1 to model.experts = {experts}, not {experts_per_token}"
+            )
+        chosen = {"experts": experts, "experts_per_token": experts_per_token}
+        mlp = partial(MixtureOfExperts, **chosen, dispatch=dispatch, combine=combine)
+        super().__init__(num_classes, context, mlp=mlp, **llama)
+
+
+class MixtureOfExperts(nn.Module):
+    """A router and its experts, of which K process each token."""
+
+    def __init__(
+        self, width: int, hidden: int, *, experts: int, experts_per_token: int, dispatch: str, combine: str
+    ) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.experts = Experts(width, hidden, experts)
+        self.experts_per_token, self.dispatch, self.combine = experts_per_token, dispatch, combine
+
+    def forward(self, x_BxTxD: Tensor) -> Tensor:
+        x_SxD = x_BxTxD.flatten(0, 1)
+        weight_SxK, expert_SxK = self.router(x_SxD).softmax(-1).topk(self.experts_per_token)
+        weight_SxK = weight_SxK / weight_SxK.sum(-1, keepdim=True)
+        expert_R, order_R = expert_SxK.flatten().sort(stable=True)
+        end_E = torch.bincount(expert_R, minlength=self.router.out_features).cumsum(0).int()
+        rows_RxD = x_SxD[order_R // self.experts_per_token]
+        rows_RxD = emulate_all_to_all(rows_RxD, self.dispatch, gradient_format=self.dispatch)
+        found_RxD = self.experts(rows_RxD, end_E)
+        found_RxD = emulate_all_to_all(found_RxD, self.combine, gradient_format=self.combine)
+        found_SxKxD = found_RxD[order_R.argsort()].unflatten(0, weight_SxK.shape)
+        return (weight_SxK[..., None] * found_SxKxD).sum(1).view_as(x_BxTxD)
+
+
+class Experts(nn.Module):
+    """The gated perceptrons of all experts."""
+
+    def __init__(self, width: int, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.gate_and_up = nn.Parameter(torch.empty(experts, width, 2 * hidden))
+        self.down = nn.Parameter(torch.empty(experts, hidden, width))
+
+    def forward(self, x_RxD: Tensor, end_E: Tensor) -> Tensor:
+        """Process the rows, which are sorted by expert. `end_E` has the end of each expert's rows, int32."""
+        gate_RxF, up_RxF = F.grouped_mm(x_RxD, self.gate_and_up, offs=end_E).chunk(2, dim=-1)
+        return F.grouped_mm(F.silu(gate_RxF) * up_RxF, self.down, offs=end_E)

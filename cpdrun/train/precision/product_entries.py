@@ -1,0 +1,119 @@
+"""The entries `products` of env.json and of done.json, computed from the coverage of a model.
+
+env.json lists the layers by what rules round, and contains the share of the multiply-accumulates that read each format.
+done.json contains the multiply-accumulates of a step by the formats of their operands and sums. It also contains the
+bit operations, which are multiply-accumulates times the bits of both operands (Baskin et al., "UNIQ", arXiv 1804.10969,
+section 4.2; van Baalen et al., "Bayesian Bits", arXiv 2005.07093, section 4.1, who count the forward product for
+inference). The bits of an element include its sign but not its share of a scale, because a product multiplies elements
+and applies a scale once per block.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from custom_fp.formats.names import parse
+from custom_fp.formats.scaled_format import ScaledFormat
+from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.operations import operations_of
+from custom_fp.layers.products import Arithmetic
+from custom_fp.recipe.coverage import Coverage
+from custom_fp.recipe.layers import OTHERS
+from torch import nn
+
+# The formats of the operand with fewer bits, of the other operand, and of the sums.
+Operation = tuple[str, str, str]
+
+REPLACED = tuple(LAYERS.values())
+MAY_BE_REPLACED = tuple(OTHERS.values())
+
+
+def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[str, Any]:
+    """Return the entry `products` of env.json: the layers of a model by what the precision rules round.
+
+    Args:
+        by_layer: The arithmetic of each layer with rules, as `arithmetics` returns it.
+        coverage: The coverage of the model.
+
+    Returns:
+        A dictionary. Its key "in the accumulator" contains the layers with a rounded accumulator. "operands rounded"
+        contains the layers whose operands are rounded and whose sums are float32. "in float32" contains other products,
+        such as "aten.bmm in blocks.*". "never called" contains the layers that rules name but that the model does not
+        call. "coverage" contains the share of the multiply-accumulates that read each format. "operands rounded" and
+        "never called" are left out if there are no such layers.
+    """
+    found = {name: x for name, x in by_layer.items() if name not in coverage.never_called}
+    summed = [name for name, arithmetic in found.items() if arithmetic.accumulators]
+    rounded = [name for name in found if name not in summed]
+    return {
+        "in the accumulator": summed,
+        **({"operands rounded": rounded} if rounded else {}),
+        "in float32": [*coverage.in_float32(), *coverage.uncounted],
+        **({"never called": coverage.never_called} if coverage.never_called else {}),
+        "coverage": dict(coverage),
+    }
+
+
+def arithmetics(model: nn.Module, prefix: str = "") -> dict[str, Arithmetic]:
+    """Return the arithmetic of each layer and called operation that rules have replaced, by prefix and name."""
+    found: dict[str, Arithmetic] = {}
+    for name, module in model.named_modules():
+        name = f"{prefix}{name}" if name else prefix.rstrip(".") or type(module).__name__
+        operations = operations_of(module)
+        if isinstance(module, REPLACED) or (isinstance(module, MAY_BE_REPLACED) and module.arithmetic):
+            found[name] = module.arithmetic
+        for part, arithmetic in operations.arithmetics.items():
+            if arithmetic and part in operations.called:
+                found[f"{name}.{part}"] = arithmetic
+    return found
+
+
+def operations_entry(by_format: Mapping[Operation, float], uncounted: Collection[str]) -> dict[str, Any]:
+    """Return the entry `products` of done.json.
+
+    Args:
+        by_format: The multiply-accumulates of one worker's step, as `by_elements` counts them.
+        uncounted: The operators that multiply but cannot be counted.
+    """
+    return {
+        "macs_per_step": _integer_if_exact(sum(by_format.values())),
+        "bit_operations_per_step": _integer_if_exact(
+            sum(n * _bits(a) * _bits(b) for (a, b, _), n in by_format.items())
+        ),
+        "by_format": [
+            {"a": a, "b": b, "accumulator": accumulator, "macs": _integer_if_exact(n)}
+            for (a, b, accumulator), n in sorted(by_format.items(), key=lambda pair: -pair[1])
+        ],
+        **({"uncounted": list(uncounted)} if uncounted else {}),
+    }
+
+
+def by_elements(coverage: Coverage) -> Counter[Operation]:
+    """Return the multiply-accumulates by the formats of the operands, without scales, and of the sums."""
+    counts: Counter[Operation] = Counter()
+    for product, count in coverage.macs.items():
+        a, b = sorted(map(_element, product.operands), key=lambda name: (_bits(name), name))
+        counts[a, b, product.accumulator] += count
+    return counts
+
+
+def _element(name: str) -> str:
+    """Return the element format of a format with scales, such as e4m3fn of mxfp8_e4m3. Other names are unchanged."""
+    if _is_integer(name):
+        return name
+    fmt = parse(name)
+    if fmt.has_zero_point:
+        return f"int{fmt.code_bits}"
+    return fmt.element.name if isinstance(fmt, ScaledFormat) else fmt.name
+
+
+def _bits(name: str) -> int:
+    return int(name[3:]) if _is_integer(name) else parse(name).code_bits
+
+
+def _is_integer(name: str) -> bool:
+    return name.startswith("int") and name[3:].isdigit()
+
+
+def _integer_if_exact(number: float) -> int | float:
+    return int(number) if float(number).is_integer() else number

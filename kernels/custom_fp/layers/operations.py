@@ -1,0 +1,222 @@
+"""The operations that a module calls in its own `forward`, such as torch.matmul, with rounded products and results.
+
+    matmul()       torch.matmul and @, mm, bmm, mv, addmm and baddbmm
+    linear()       F.linear
+    scores, values The two products of scaled_dot_product_attention (attention.py)
+
+`Operations` holds the arithmetic of these operations for one module. While the module's forward runs, a
+TorchFunctionMode replaces the functions. Only the innermost module acts: what a submodule calls follows the submodule's
+own `Operations`, even if they round nothing. The products of the backward pass belong to the same operation.
+
+Operands of any float dtype are multiplied in float32, and the result has the dtype of the first operand. A call is left
+to PyTorch if an operand is not a dense floating-point tensor, if the dtypes of the operands differ outside of
+torch.autocast, or if the call has an argument `out`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from custom_fp.layers.attachment import OPERATIONS, attach_
+from custom_fp.layers.attention import attend
+from custom_fp.layers.modules import multiply_matrices, project
+from custom_fp.layers.products import Arithmetic
+
+SDPA = "scaled_dot_product_attention"
+SCORES, VALUES = "scores", "values"
+MATMUL, LINEAR = "matmul()", "linear()"
+PARTS = SCORES, VALUES, MATMUL, LINEAR
+
+
+class Operations:
+    """The arithmetic of the operations that one module calls.
+
+    Args:
+        arithmetics: The arithmetic of each operation, by its name. Other operations are left to PyTorch.
+
+    Attributes:
+        called: The operations that were called at least once.
+    """
+
+    def __init__(self, arithmetics: Mapping[str, Arithmetic] | None = None) -> None:
+        self.arithmetics = dict(arithmetics or {})
+        self.called: dict[str, bool] = {}
+
+    def use(self, part: str, training: bool) -> Arithmetic:
+        """Return the arithmetic of an operation that is being called. In evaluation, it is not stochastic."""
+        arithmetic = self.arithmetics.get(part)
+        if arithmetic is None:
+            return Arithmetic()
+        self.called[part] = True
+        return arithmetic if training else arithmetic.evaluated
+
+    def calls_of(self, module: nn.Module) -> _Scope:
+        """Return a context in which functions that are called belong to the module."""
+        return _Scope(module, bool(self.arithmetics))
+
+
+class _Scope:
+    """A context in which a module is the innermost one that calls functions."""
+
+    def __init__(self, module: nn.Module, replaces: bool) -> None:
+        self.module, self.replaces = module, replaces
+        self.mode: Any = None
+        self.outer: Any = None
+
+    def __enter__(self) -> None:
+        self.mode = _active_mode()
+        if self.mode is not None:
+            self.outer, self.mode.module = self.mode.module, self.module
+        elif self.replaces:
+            self.mode = _ReplaceFunctions(self.module)
+            self.mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.outer is not None:
+            self.mode.module = self.outer
+        elif self.mode is not None:
+            self.mode.__exit__(*error)
+
+
+class _ReplaceFunctions(TorchFunctionMode):
+    """The mode that replaces functions by operations. There is at most one in a thread, whose `module` changes.
+
+    With one mode for each module, a function that one mode leaves alone would reach the modes of the outer modules.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None:
+            result = replacement(self.module, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+
+def _active_mode() -> Any:
+    for i in range(torch._C._len_torch_function_stack()):
+        mode = torch._C._get_function_stack_at(i)
+        if isinstance(mode, _ReplaceFunctions):
+            return mode
+    return None
+
+
+class OperationCaller:
+    """The rounding class of modules whose layer has no arithmetic, but that may call operations."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+def replace_operations_(module: nn.Module) -> Operations:
+    """Attach `Operations` to a module, which stays the same object, and return them. They round nothing at first."""
+    if OPERATIONS not in module.__dict__:
+        attachment_exists = "arithmetic" in module.__dict__
+        attach_(module, None if attachment_exists else OperationCaller)
+        module.__dict__[OPERATIONS] = Operations()
+    return module.__dict__[OPERATIONS]
+
+
+def operations_of(module: nn.Module | None) -> Operations:
+    """Return the operations that are attached to a module, which are none if no rule selects operations."""
+    attached = None if module is None else module.__dict__.get(OPERATIONS)
+    return Operations() if attached is None else attached
+
+
+# ---- replacements
+#
+# Each takes the module and the arguments of the functions that it replaces. It returns NotImplemented if PyTorch must
+# compute the call.
+
+
+def _matmul(
+    module: Any,
+    input: Tensor,
+    other: Any = None,
+    *,
+    mat2: Any = None,
+    tensor2: Any = None,
+    vec: Any = None,
+    out: Any = None,
+) -> Any:
+    others = [x for x in (other, mat2, tensor2, vec) if x is not None]
+    return _multiplied(module, input, *others) if out is None else NotImplemented
+
+
+def _rmatmul(module: Any, input: Tensor, other: Any) -> Any:
+    return _multiplied(module, other, input)
+
+
+def _addmm(
+    module: Any, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+) -> Any:
+    return _multiplied(module, mat1, mat2, input, beta, alpha) if out is None else NotImplemented
+
+
+def _baddbmm(
+    module: Any, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+) -> Any:
+    return _addmm(module, input, batch1, batch2, beta=beta, alpha=alpha, out=out)
+
+
+def _multiplied(module: Any, a: Any, b: Any, added: Any = None, beta: float = 1, alpha: float = 1) -> Any:
+    if not _can_round(a, b, *([] if added is None else [added])):
+        return NotImplemented
+    arithmetic = module.attached_operations.use(MATMUL, module.training)
+    if not arithmetic:
+        return NotImplemented
+    if beta != 1 and added is not None:
+        added = None if beta == 0 else added * beta
+    return multiply_matrices(arithmetic, a, b, added, alpha)
+
+
+def _linear(module: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+    if not _can_round(input, weight, *([] if bias is None else [bias])) or weight.dim() != 2:
+        return NotImplemented
+    arithmetic = module.attached_operations.use(LINEAR, module.training)
+    return project(arithmetic, input, weight, bias) if arithmetic else NotImplemented
+
+
+def _attend(module: Any, *args: Any, **kwargs: Any) -> Any:
+    operations = module.attached_operations
+    scores, values = (operations.use(part, module.training) for part in (SCORES, VALUES))
+    if not scores and not values:
+        return NotImplemented
+    return attend(*args, **kwargs, scores=scores, values=values)
+
+
+def _can_round(*tensors: Any) -> bool:
+    """Return whether these are the operands of a product that can be rounded."""
+    for x in tensors:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided or x.is_nested:
+            return False
+    same_dtype = all(x.dtype == tensors[0].dtype for x in tensors)
+    return same_dtype or torch.is_autocast_enabled(tensors[0].device.type)
+
+
+_REPLACEMENTS: dict[Any, Callable] = {
+    F.scaled_dot_product_attention: _attend,
+    F.linear: _linear,
+    **dict.fromkeys(
+        (
+            *(torch.matmul, torch.linalg.matmul, Tensor.matmul, Tensor.__matmul__),
+            *(torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, torch.mv, Tensor.mv),
+        ),
+        _matmul,
+    ),
+    Tensor.__rmatmul__: _rmatmul,
+    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+    **dict.fromkeys((torch.baddbmm, Tensor.baddbmm), _baddbmm),
+}

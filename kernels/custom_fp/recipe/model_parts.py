@@ -1,0 +1,69 @@
+"""Find the parts of a model that recipes treat in their own way: output heads, routers and layers after attention."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from custom_fp.layers.modules import LAYERS
+
+OUTPUT_HEAD, ROUTER, ATTENTION_OUTPUT = "output_head", "router", "attention_output"
+HEAD_NAMES = {
+    *("head", "heads", "lm_head", "output", "output_layer", "classifier", "aux_classifier", "decoder", "fc"),
+    *("logits", "score", "proj_out", "embed_out", "unembed"),
+}
+ROUTER_NAMES = {"gate", "router"}
+_QUERY = re.compile(r"(?i:to_|w)?q|c_attn")
+_BERT_OUTPUT = "attention.output.dense"
+
+
+def parts_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Return the modules of a model that are one of these parts.
+
+    An output head is the last Linear or Conv layer of the model if it is a child of the model itself (`head`, or the
+    last layer of a Sequential), and any such layer outside of repeated blocks whose name is a usual one for heads
+    (`HEAD_NAMES`): lm_head, classifier.6, cls.predictions.decoder. A model with a single layer has no output head.
+
+    A router is a module without children that is called gate or router and has `experts` as a neighbor: mlp.gate next
+    to mlp.experts, or moe.router.gate next to moe.experts.
+
+    An attention output is the last Linear child of a module that also has a Linear child for queries (q_proj, qkv, wq,
+    query_key_value), or BERT's attention.output.dense.
+
+    Returns:
+        `OUTPUT_HEAD`, `ROUTER` or `ATTENTION_OUTPUT` by module.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[nn.Module, str] = {}
+    for module, name in names.items():
+        linear = {key: child for key, child in module.named_children() if child.__class__ is nn.Linear}
+        if any(map(_QUERY.match, linear)) and not _QUERY.match(list(linear)[-1]):
+            found[list(linear.values())[-1]] = ATTENTION_OUTPUT
+        if name.endswith(_BERT_OUTPUT):
+            found[module] = ATTENTION_OUTPUT
+        if name and not list(module.children()) and _is_router(model, name.split(".")):
+            found[module] = ROUTER
+    return found | dict.fromkeys(_output_heads(names), OUTPUT_HEAD)
+
+
+def _output_heads(names: dict[nn.Module, str]) -> list[nn.Module]:
+    layers = [module for module in names if module.__class__ in LAYERS]
+    heads: dict[str, nn.Module] = {}
+    for layer in layers if len(layers) > 1 else ():
+        path = names[layer].split(".")
+        if path[-1].isdigit():  # a layer of a Sequential
+            path = path[:-1]
+        is_last_child = layer is layers[-1] and len(path) < 2
+        has_usual_name = bool(path) and path[-1] in HEAD_NAMES and not any(map(str.isdigit, path))
+        if is_last_child or has_usual_name:
+            heads[".".join(path)] = layer  # of the layers of a Sequential, the last one
+    return list(heads.values())
+
+
+def _is_router(model: nn.Module, path: list[str]) -> bool:
+    while path and path[-1] in ROUTER_NAMES:
+        path = path[:-1]
+        if hasattr(model.get_submodule(".".join(path)), "experts"):
+            return True
+    return False

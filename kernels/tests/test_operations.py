@@ -1,0 +1,282 @@
+"""Operations that a module calls in its forward are rounded as layers are, and only in the module that calls them."""
+
+import copy
+import pickle
+
+import custom_fp
+import pytest
+import torch
+from custom_fp.recipe.files import load, with_ingredients
+from torch import nn
+from torch.nn import functional as F
+
+OPERANDS = ["input", "weight", "output_gradient"]
+BF16 = {"role": OPERANDS, "format": "bf16"}
+RULES = [
+    {"modules": ["*", "matmul()", "linear()"], "role": OPERANDS, "format": "nvfp4", "optional": True},
+    {"modules": ["*", "matmul()", "linear()"], "role": "result", "format": "bf16", "optional": True},
+]
+
+
+class Called(nn.Module):
+    """A module that computes a function of itself and its inputs."""
+
+    def __init__(self, function, **children):
+        super().__init__()
+        self.function = function
+        for name, child in children.items():
+            setattr(self, name, child)
+
+    def forward(self, *x):
+        return self.function(self, *x)
+
+
+class Conv1D(nn.Module):
+    """The linear layer of transformers' GPT-2, whose weight has the shape (inputs, outputs)."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous())
+        self.bias = nn.Parameter(linear.bias.detach().clone())
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], -1)
+
+
+def gradients(model, *inputs):
+    """Return the output of a model, and the gradients of its inputs and parameters."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    torch.manual_seed(1)
+    y = model(*inputs)
+    error = torch.linspace(-1, 1, y.numel()).view_as(y)
+    return [y.detach(), *torch.autograd.grad(y, [*inputs, *model.parameters()], error)]
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8", "fp8_block128", "fp8_tensorwise", "int8"])
+def test_addmm_computes_the_same_bits_as_a_linear_layer(recipe):
+    torch.manual_seed(0)
+    linear, x = nn.Linear(32, 48), torch.randn(3, 16, 32)
+    how = {"rounding": "nearest_even", "hadamard": None, "bf16_layers": 0} if recipe == "nvfp4" else {}
+    rules = with_ingredients(recipe, load(recipe), how)["rules"]
+    rules = [rule | {"modules": ["*", "matmul()"]} for rule in rules if "optional" not in rule]
+    conv1d = nn.Sequential(Conv1D(linear))
+    custom_fp.apply_recipe(conv1d, [rule | {"optional": True} for rule in rules])
+    custom_fp.apply_recipe(linear, [rule | {"optional": True} for rule in rules])
+    y, dx, dw, db = gradients(linear, x)
+    assert_same(gradients(conv1d, x), [y, dx, dw.t(), db])
+
+
+def test_attention_that_is_written_out_computes_the_same_bits_as_torchs():
+    def written_out(_, q, k, v):
+        return torch.matmul((q @ k.transpose(2, 3) * 0.25).softmax(-1), v)
+
+    def fused(_, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 32, 16) for _ in range(3))
+    found = []
+    for function, name in ((written_out, "matmul()"), (fused, "scaled_dot_product_attention")):
+        model = nn.Sequential(nn.Identity(), Called(function))[1]
+        custom_fp.apply_recipe(model, [rule | {"modules": name} for rule in RULES])
+        found.append(gradients(model, q, k, v))
+    assert_same(*found)
+
+
+def test_a_tied_head_computes_the_same_bits_as_a_layer():
+    torch.manual_seed(0)
+    head, x = nn.Linear(32, 48, bias=False), torch.randn(3, 16, 32)
+    tied = Called(lambda self, x: F.linear(x, self.table.weight), table=nn.Embedding(48, 32))
+    tied.table.weight = nn.Parameter(head.weight.detach().clone())
+    custom_fp.apply_recipe(head, RULES)
+    applied = custom_fp.apply_recipe(tied, RULES)
+    assert applied.rounded == {}
+    assert_same(gradients(tied, x), gradients(head, x))
+    assert list(applied.rounded) == ["linear()"] and applied.untouched == {"table": "Embedding"}
+
+
+SHAPES = [
+    (torch.matmul, (4, 32), (32, 5)),
+    (torch.matmul, (2, 3, 4, 32), (32, 5)),
+    (torch.matmul, (3, 4, 32), (2, 1, 32, 5)),
+    (torch.matmul, (32,), (2, 32, 5)),
+    (torch.matmul, (2, 4, 32), (32,)),
+    (torch.matmul, (32,), (32,)),
+    (torch.mm, (4, 32), (32, 5)),
+    (torch.mv, (4, 32), (32,)),
+    (torch.bmm, (2, 4, 32), (2, 32, 5)),
+    (lambda a, b: a @ b, (2, 4, 32), (32, 5)),
+    (torch.Tensor.__rmatmul__, (32, 5), (4, 32)),
+    (lambda a, b: a.matmul(b), (4, 32), (2, 32, 5)),
+    (lambda a, b: torch.bmm(input=a, mat2=b), (2, 4, 32), (2, 32, 5)),
+    (lambda a, b: torch.baddbmm(torch.ones(5), a, b), (2, 4, 32), (2, 32, 5)),
+    (lambda a, b: torch.ones(4, 5).addmm(a, b, beta=0.5, alpha=2), (4, 32), (32, 5)),
+    (lambda a, b: torch.full((2, 4, 5), torch.nan).baddbmm(a, b, beta=0), (2, 4, 32), (2, 32, 5)),
+    (lambda a, b: torch.baddbmm(torch.ones(2, 4, 5), a, b, alpha=0.25), (2, 4, 32), (2, 32, 5)),
+]
+
+
+@pytest.mark.parametrize("accumulator", [None, "e8m23"])
+@pytest.mark.parametrize(("function", "a", "b"), SHAPES)
+def test_each_form_of_a_matrix_product_reads_rounded_operands(function, a, b, accumulator):
+    """The forward product equals the function of operands that are rounded along the summed dimension. Values are
+    multiples of 1/4 up to 6, so products and sums are exact in any order."""
+    torch.manual_seed(0)
+    a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
+    rules = [{"modules": "matmul()", "role": ["input", "weight"], "format": "mxfp4"}]
+    if accumulator:
+        rules.append({"modules": "matmul()", "role": "accumulator", "format": accumulator})
+    model = Called(lambda _, *x: function(*x))
+    applied = custom_fp.apply_recipe(model, rules)
+    first, second = (b, a) if function is torch.Tensor.__rmatmul__ else (a, b)
+    rounded = [
+        custom_fp.quantize(first, "mxfp4", axis=first.dim() - 1),
+        custom_fp.quantize(second, "mxfp4", axis=max(second.dim() - 2, 0)),
+    ]
+    expected = function(*(rounded if first is a else rounded[::-1]))
+    assert torch.equal(model(a, b), expected) and not torch.equal(expected, function(a, b))
+    applied.check_called()
+
+
+def test_what_no_rule_can_round_is_left_to_pytorch():
+    model = Called(lambda _, a, b: torch.matmul(a, b))
+    custom_fp.apply_recipe(model, [{"modules": "matmul()", "role": "input", "format": "e3m0"}])
+    a, b = torch.arange(12).view(3, 4), torch.arange(8).view(4, 2)
+    assert torch.equal(model(a, b), a @ b)
+    x = torch.randn(3, 3)
+    assert torch.equal(model(x.to_sparse(), x), x.to_sparse() @ x)
+    assert torch.equal(model(torch.eye(3, dtype=torch.complex64), x + 0j), x + 0j)
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(x.double(), x)
+    out = torch.empty(3, 3)
+    model = Called(lambda _, a, b: torch.mm(a, b, out=out))
+    custom_fp.apply_recipe(model, [{"modules": "matmul()", "role": "input", "format": "e3m0"}])
+    assert torch.equal(model(x, x), x @ x)
+
+
+def test_under_autocast_operands_may_have_different_dtypes():
+    model = Called(lambda _, a, b: a @ b)
+    custom_fp.apply_recipe(model, [{"modules": "matmul()", "role": ["input", "weight"], "format": "e4m3"}])
+    a, b = torch.randn(3, 4), torch.randn(4, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(a.bfloat16(), b)
+    assert y.dtype == torch.bfloat16
+    expected = custom_fp.quantize(a.bfloat16().float(), "e4m3") @ custom_fp.quantize(b, "e4m3")
+    assert torch.equal(y, expected.bfloat16())
+
+
+class Nested(nn.Module):
+    """A module that calls functions between its submodules."""
+
+    def __init__(self, rounded=True):
+        super().__init__()
+        self.linear, self.conv = nn.Linear(8, 8), nn.Conv1d(4, 4, 3, padding=1)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.inner = Called(lambda _, x: x @ x.mT)
+
+    def forward(self, x):
+        y = self.conv(self.linear(x))
+        y = self.attention(y, y, y)[0]
+        return self.inner(y) + y @ x.mT
+
+
+def test_only_the_innermost_module_acts():
+    """Rules for the operations of the whole model leave PyTorch's layers and other modules alone."""
+    torch.manual_seed(0)
+    net, x = Nested(), torch.randn(2, 4, 8)
+    plain = copy.deepcopy(net)
+    rules = [{"modules": "scaled_dot_product_attention", "role": OPERANDS, "format": "e3m0"}]
+    rules.append({"modules": "linear()", "role": "weight", "format": "e3m0", "optional": True})
+    custom_fp.apply_recipe(net, rules)
+    assert torch.equal(plain.conv(plain.linear(x)), net.conv(net.linear(x)))
+    assert not torch.equal(net(x), plain(x))
+
+    net = copy.deepcopy(plain)
+    custom_fp.apply_recipe(net, [{"modules": ["linear()", "*.matmul()"], "role": OPERANDS, "format": "e3m0"}])
+    y = plain.conv(plain.linear(x))
+    y = plain.attention(y, y, y)[0]
+    rounded = custom_fp.quantize(y, "e3m0")
+    assert torch.equal(net(x), rounded @ rounded.mT + y @ x.mT)
+
+
+def test_products_of_rounded_layers_are_not_rounded_again():
+    torch.manual_seed(0)
+    net, x = Nested(), torch.randn(2, 4, 8)
+    layers = [{"modules": ["*", "MultiheadAttention"], "role": OPERANDS, "format": "e3m2"}]
+    other = copy.deepcopy(net)
+    custom_fp.apply_recipe(net, layers)
+    custom_fp.apply_recipe(other, [*layers, {"modules": ["linear()", "add.matmul()"], "role": OPERANDS,
+                                             "format": "e2m1", "optional": True}])  # fmt: skip
+    assert_same(gradients(other, x), gradients(net, x))
+
+
+def test_a_module_of_the_same_name_is_not_the_operation():
+    model = Called(lambda self, x: self.linear(x) + F.linear(x, self.linear.weight), linear=nn.Linear(8, 8))
+    x, plain = torch.randn(3, 8), copy.deepcopy(model)
+    layer_only, call_only = copy.deepcopy(model), copy.deepcopy(model)
+    custom_fp.apply_recipe(layer_only, [{"modules": "linear", "role": "weight", "format": "e3m0"}])
+    applied = custom_fp.apply_recipe(call_only, [{"modules": "linear()", "role": "weight", "format": "e3m0"}])
+    weight, bias = plain.linear.weight, plain.linear.bias
+    rounded = custom_fp.quantize(weight, "e3m0")
+    assert torch.equal(layer_only(x), F.linear(x, rounded) + bias + F.linear(x, weight))
+    assert torch.equal(call_only(x), plain.linear(x) + F.linear(x, rounded))
+    assert list(applied.rounded) == ["linear()"]
+
+
+@pytest.mark.parametrize("pattern", ["*", "inner", "inner.*", "Called", "*inner*", "inner.matmul", "matmul"])
+def test_only_patterns_with_parentheses_select_operations(pattern):
+    net = Nested()
+    plain = copy.deepcopy(net)
+    rules = [{"modules": pattern, "role": "weight", "format": "e3m0", "optional": True}]
+    custom_fp.apply_recipe(net, rules)
+    y = torch.randn(2, 4, 8)
+    assert torch.equal(net.inner(y), plain.inner(y))
+    custom_fp.apply_recipe(plain, [rules[0] | {"modules": "inner.matmul()"}])
+    assert not torch.equal(net.inner(y), plain.inner(y))
+
+
+def test_models_with_operations_are_copied_saved_compiled_and_batched():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(Conv1D(nn.Linear(8, 8)), Conv1D(nn.Linear(8, 8))), torch.randn(2, 4, 8)
+    plain = copy.deepcopy(net)
+    custom_fp.apply_recipe(net, [{"modules": "matmul()", "role": OPERANDS, "format": "e4m3"}])
+    y = net(x)
+    assert not torch.equal(y, plain(x))
+    assert torch.equal(pickle.loads(pickle.dumps(net))(x), plain(x))
+    assert net.state_dict().keys() == plain.state_dict().keys()
+    for other in (copy.deepcopy(net), torch.compile(net, fullgraph=True, backend="eager")):
+        assert_same(gradients(other, x), gradients(net, x))
+    assert torch.equal(torch.func.vmap(net)(x[:, None])[:, 0], y)
+
+
+def test_rules_for_operations_that_are_never_called_are_refused():
+    net = Nested()
+    rules = [{"modules": "linear()", "role": "weight", "format": "e4m3"}]
+    applied = custom_fp.apply_recipe(net, rules)
+    net(torch.randn(2, 4, 8))
+    with pytest.raises(ValueError, match=r"no module that the rule selects calls linear\(\)"):
+        applied.check_called()
+    with pytest.raises(ValueError, match=r"matches no layer"):
+        custom_fp.apply_recipe(nn.Sequential(nn.Linear(2, 2)), rules)
+
+
+def test_coverage_counts_operations():
+    model = Called(
+        lambda self, x: F.linear((x @ x.mT) @ x, self.first.weight) @ self.other, first=nn.Linear(4, 4)
+    )
+    model.other = nn.Parameter(torch.randn(4, 4))
+    rules = [
+        {"modules": "matmul()", "role": OPERANDS, "format": "e4m3"},
+        {"modules": ["*", "linear()"], "role": OPERANDS, "format": "bf16"},
+    ]
+    coverage = custom_fp.apply_recipe(model, rules).coverage(model, torch.randn(3, 4, requires_grad=True))
+    matmul, linear = 3 * (3 * 4 * 3 * 2 + 3 * 4 * 4), 3 * 3 * 4 * 4
+    assert coverage == {"e4m3": matmul / (matmul + linear), "bf16": linear / (matmul + linear), "float32": 0}
+    assert {product.place for product in coverage.macs} == {"matmul()", "linear()"}
+    assert coverage.never_called == ["first"]

@@ -1,0 +1,162 @@
+"""Recipes compared with their sources: torchao's FP8 layers, TransformerEngine's signs and DeepSeek's stored tiles."""
+
+import json
+from pathlib import Path
+
+import custom_fp
+import pytest
+import torch
+from custom_fp.recipe.quantization_spec import SIGNS
+from torch import nn
+from torch.nn import functional as F
+
+KNOWN = json.loads((Path(__file__).parent / "float8_linear_vectors.json").read_text())
+TRANSFORMER_ENGINE_SIGNS = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
+ALL = {"modules": "*", "format": "fp8_b128_e8m0_rceil"}
+NO_RESULT = {"modules": "*", "role": "result", "format": "fp32"}
+
+
+def bf16(x):
+    return custom_fp.quantize(x, "bf16")
+
+
+def rounded(x, name, axis):
+    return custom_fp.quantize(x, name, axis=axis)
+
+
+def run(model, x, dy):
+    """Return the output, the gradient of the input, and those of the parameters."""
+    x = x.clone().requires_grad_()
+    y = model(x)
+    return [y.detach(), *torch.autograd.grad(y, (x, *model.parameters()), dy)]
+
+
+def torchao_rowwise(x, axis):
+    """Round to e4m3fn with powers of two as scales, as torchao.float8.float8_utils.amax_to_scale chooses them."""
+    amax = x.abs().amax(axis, keepdim=True) if axis is not None else x.abs().max()
+    scale = torch.exp2(torch.floor(torch.log2((448 / amax.double().clamp(1e-12)).float())))
+    return (x * scale).to(torch.float8_e4m3fn).float() / scale
+
+
+@pytest.mark.parametrize("name", KNOWN["recipes"])
+def test_rows_equal_torchaos_emulation(name):
+    """Stored results of torchao, and the same from the rules of its recipes."""
+    x, w, dy = (torch.tensor(KNOWN[key]).float() for key in ("x", "w", "dy"))
+    layer = nn.Linear(*w.shape[::-1], bias=False)
+    layer.weight.data = w
+    ingredients = {"weight_gradient": "fp32"} if name == "fp8_row_gw_hp" else {}
+    custom_fp.apply_recipe(layer, name, **ingredients)
+    y, dx, dw = run(layer, x, dy)
+    known = {key: torch.tensor(value).float() for key, value in KNOWN["recipes"][name].items()}
+    q = torchao_rowwise
+    is_row = name == "fp8_row"
+    for found, expected in (
+        (known["y"], q(x, -1) @ q(w, -1).t()),
+        (known["dx"], q(dy, -1) @ q(w, 0 if is_row else None)),
+        (known["dw"], q(dy, 0).t() @ q(x, 0) if is_row else dy.t() @ x),
+    ):
+        assert torch.equal(found, expected)
+    assert torch.equal(y, bf16(known["y"])) and torch.equal(dx, bf16(known["dx"]))
+    assert torch.equal(dw, known["dw"])
+
+
+def test_the_weight_gradient_of_gw_hp_is_a_bf16_product():
+    torch.manual_seed(0)
+    layer, x, dy = nn.Linear(48, 40, bias=False), torch.randn(64, 48), torch.randn(64, 40)
+    custom_fp.apply_recipe(layer, "fp8_row_gw_hp")
+    assert torch.equal(run(layer, x, dy)[2], bf16(dy).t() @ bf16(x))
+
+
+def test_transforms_are_transformer_engines():
+    """16 values times its signs and the Hadamard matrix, as in get_rht_matrix of pytorch/tensor/nvfp4_tensor.py."""
+    signs = torch.tensor(TRANSFORMER_ENGINE_SIGNS).float()
+    index = torch.arange(16)
+    ones = torch.tensor([[bin(i & j).count("1") for j in index.tolist()] for i in index.tolist()])
+    expected = torch.diag(signs) @ ((-1.0) ** ones) / 4
+    assert torch.equal(custom_fp.hadamard(torch.eye(16), 16, seed=SIGNS), expected)
+
+
+@pytest.mark.parametrize("cached", ["fp8_b128_e8m0_rceil", "e5m6"])
+def test_the_weight_gradient_reads_stored_values(cached):
+    torch.manual_seed(0)
+    layer, x, dy = nn.Linear(256, 40, bias=False), torch.randn(4, 64, 256), torch.randn(4, 64, 40)
+    x *= 2.0 ** -torch.randint(16, x.shape)  # subnormals of e4m3fn lose digits when they are stored
+    w, name = layer.weight.detach().clone(), ALL["format"]
+    rules = [
+        {**ALL, "role": "input", "product": "weight_gradient", "cached": cached},
+        {**ALL, "role": ["input", "weight", "output_gradient"]},
+    ]
+    applied = custom_fp.apply_recipe(layer, rules)
+    assert f"input of weight_gradient={name} (cached in {cached})" in applied.rounded["Linear"]
+    y, dx, dw = run(layer, x, dy)
+    rows, errors = x.reshape(-1, 256), dy.reshape(-1, 40)
+    assert torch.equal(y, F.linear(rounded(x, name, -1), rounded(w, name, -1)))
+    assert torch.equal(dx, rounded(dy, name, -1) @ rounded(w, name, 0))
+    stored = rounded(rows, cached, -1)
+    assert torch.equal(dw, rounded(errors, name, 0).t() @ rounded(stored, name, 0))
+    assert not torch.equal(rounded(stored, name, 0), rounded(rows, name, 0))
+
+
+def test_stored_values_are_rounded_by_the_products_of_a_convolution_and_of_an_accumulator():
+    """Stored in e8m1 and read in bf16, the weight gradient is that of the values in e8m1, whatever the kernel."""
+    torch.manual_seed(0)
+    cached = {
+        "modules": "*",
+        "role": "input",
+        "product": "weight_gradient",
+        "format": "bf16",
+        "cached": "e8m1",
+    }
+    sums = {"modules": "*", "role": "accumulator", "format": "fp32"}
+    for make, shape in (
+        (lambda: nn.Conv1d(6, 4, 3, bias=False), (2, 6, 9)),
+        (lambda: nn.Linear(6, 4), (5, 6)),
+    ):
+        for rules in ([cached], [cached, {**sums, "format": "fp32-exact"}]):
+            plain, layer, x = make(), make(), torch.randn(shape)
+            plain.weight.data = layer.weight.data
+            custom_fp.apply_recipe(plain, rules[1:] or [{**sums, "format": "fp32", "optional": True}])
+            custom_fp.apply_recipe(layer, rules)
+            dy = torch.randn(layer(x).shape)
+            found, expected = run(layer, x, dy)[2], run(plain, custom_fp.quantize(x, "e8m1"), dy)[2]
+            assert torch.equal(found, expected)
+
+
+def test_deepseeks_accumulator_ignores_the_scales_of_operands():
+    """The accumulator of fp8_block128 gives DeepSeek's sums of e4m3fn codes, times the powers of two of the scales."""
+    torch.manual_seed(0)
+    text = (
+        Path(custom_fp.__file__).parent.joinpath("conf/recipe/fp8_block128.yaml").read_text(encoding="utf-8")
+    )
+    name = "e8m13-block_32-width_13-toward_zero-chunk_128"
+    assert name in text
+    codes_x, codes_w = (custom_fp.quantize(100 * torch.randn(24, 384), "e4m3fn") for _ in range(2))
+    plain = custom_fp.matmul(codes_x, codes_w.t(), accumulator="deepseek_v3")
+    for exponent in (-40, 0, 20):
+        scaled = custom_fp.matmul(codes_x * 2.0**exponent, codes_w.t(), accumulator=name)
+        assert torch.equal(scaled, plain * 2.0**exponent)
+    layer = nn.Sequential(nn.Linear(384, 24, bias=False), nn.Linear(24, 5))
+    custom_fp.apply_recipe(layer, "fp8_block128", accumulator=name)
+    x, w = torch.randn(8, 384), layer[0].weight.detach()
+    operands = rounded(x, "fp8_b128_e8m0_rceil", -1), custom_fp.quantize(w, "fp8_block128_e8m0_rceil")
+    assert torch.equal(layer[0](x), bf16(custom_fp.matmul(operands[0], operands[1].t(), accumulator=name)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"role": "input"}, "rules[0].cached=e5m6: requires role: input and product: weight_gradient"),
+        ({"role": "weight", "product": "forward"}, "rules[0].cached=e5m6: requires role: input"),
+        ({"role": "input", "product": "weight_gradient", "cached": "e9m9"}, "rules[0].cached=e9m9: "),
+        (
+            {"role": "input", "product": "weight_gradient", "aps": True},
+            "rules[0]: cached=e5m6 cannot be combined with aps or history",
+        ),
+        ({"role": "input", "product": "weight_gradient", "format": "fp32"}, "cached=e5m6: has no effect"),
+    ],
+)
+def test_errors(rule, message):
+    given = {"modules": "*", "format": "bf16", "cached": "e5m6", **rule}
+    with pytest.raises(ValueError) as error:
+        custom_fp.apply_recipe(nn.Linear(4, 4), [given])
+    assert message in str(error.value)
