@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     # Only the scripts of tests/attach use large libraries besides torch.
     has_scripts = any(item.path.parent.name == "attach" for item in items)
-    modules = [*PRELOADED, *PRELOADED_FOR_SCRIPTS * has_scripts, "preloaded"]
+    modules = [*PRELOADED, *PRELOADED_FOR_SCRIPTS * has_scripts, "fork_server"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
 
 

@@ -1,4 +1,4 @@
-"""The last module that the fork server of the tests imports. See PRELOADED in conftest.py."""
+"""Prepare the fork server of the tests, which imports this module last. conftest.py lists the others."""
 
 import gc
 
