@@ -286,11 +286,14 @@ def _plain(config: Any, *, resolve: bool = False) -> Any:
     return OmegaConf.to_container(config, resolve=resolve)
 
 
+OPERATIONS = "operations"  # a key of precision that no recipe needs to have
+
+
 def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with a key for every group, and with the section `ingredients`.
 
     This section contains the ingredients of the recipe, to which the recipe's rules refer. The ingredients of an
-    experiment override those of the recipe.
+    experiment override those of the recipe. Every recipe with rules gets the key `operations`, so that it can be typed.
     """
     config = dict.fromkeys(MAY_BE_NONE) | config
     recipe, ingredients = config[RECIPE], config.get(INGREDIENTS) or {}
@@ -301,6 +304,8 @@ def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(recipe, dict) and isinstance(own := recipe.get(INGREDIENTS), dict):
         del recipe[INGREDIENTS]
         config[INGREDIENTS] = own | ingredients
+    if isinstance(recipe, dict) and "rules" in recipe:
+        recipe.setdefault(OPERATIONS, None)
     return config
 
 

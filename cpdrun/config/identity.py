@@ -55,6 +55,7 @@ UNUSED: dict[str, Any] = {
     "init_sha256": None,
     "precision.aps": False,
     "precision.rules": [],
+    "precision.operations": None,
     "sync.compat": None,
     "sync.requantise": None,
     "sync.nesterov": False,

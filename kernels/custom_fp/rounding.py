@@ -108,7 +108,7 @@ class Form(_Word):
 
 MOST_BITS = 31
 _FORMS = "|".join(filter(None, Form))
-_STOCHASTIC = re.compile(rf"{Rounding.STOCHASTIC}(?:(?:_({_FORMS}))?_(\d{{1,9}}))?")
+_STOCHASTIC = re.compile(rf"{Rounding.STOCHASTIC}(?:(?:_({_FORMS}))?_([0-9]{{1,9}}))?")
 
 
 def is_stochastic(word: object) -> bool:

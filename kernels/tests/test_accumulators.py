@@ -144,6 +144,18 @@ def test_native_equals_the_reference():
             assert same_bits(got, want), (name, isa)
 
 
+@pytest.mark.parametrize("formats", [("e4m3fn", "e4m3fn"), ("e5m2", "e4m3fn")])
+def test_hopper_computes_fp8_by_fp16_instructions_that_start_at_zero(formats):
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 96, generator=g) * 2.0**-5, torch.randn(96, 40, generator=g)
+    a, b = (custom_fp.quantize(value, fmt) for value, fmt in zip((x, y), formats, strict=True))
+    total = torch.zeros(40, 40)
+    for k in range(0, 96, 32):
+        total = total + custom_fp.matmul(a[:, k : k + 32], b[k : k + 32], accumulator="h100_fp16")
+    assert same_bits(custom_fp.matmul(a, b, accumulator="h100_mma_fp8"), total)
+    assert not same_bits(custom_fp.matmul(a, b, accumulator="h100_fp8"), total)
+
+
 @pytest.mark.parametrize(
     "name", ["h100_fp8", "a100_bf16", "fp16-fused", "e8m13-fused", "fp32-exact", "e8m20-stochastic"]
 )

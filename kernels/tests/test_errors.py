@@ -55,6 +55,11 @@ FORMATS = {
     "dynamic_twig": "unknown format 'dynamic_twig'; allowed: ",
     "nowhere.at_all.nf4": "unknown format 'nowhere.at_all.nf4'",
     "math.pi": "math.pi is a float, not a format",
+    **dict.fromkeys(
+        ("e\u0664m3", "e4m3b\u0667", "posit\u0668", "takum\u0668", "lns\u0664_3", "int\u0668_affine"),
+        "unknown format",  # these digits are not ASCII
+    ),
+    "fp8_b\u0661": "is not an option; allowed: _b<n>",
 }
 MEANT = {
     "E4M3": "e4m3fn",
@@ -285,3 +290,46 @@ def test_orders_of_sums(options, message):
     refused(
         lambda: custom_fp.accumulate_packed([custom_fp.pack(X, "e4m3")] * 2, "e4m3", 4, **options), message
     )
+
+
+LAYOUTS = {
+    "layout torch.sparse_coo; call to_dense() first": lambda x: x.to_sparse(),
+    "layout torch.sparse_csr; call to_dense() first": lambda x: x.to_sparse_csr(),
+    "layout torch._mkldnn; call to_dense() first": lambda x: x.to_mkldnn(),
+    "a nested tensor; call torch.nested.to_padded_tensor": lambda x: torch.nested.nested_tensor(
+        [x[0], x[1, :2]]
+    ),
+    "a nested tensor; call torch.nested.to_padded_tensor(x, 0.0) first": lambda x: torch.nested.nested_tensor(
+        [x[0], x[1, :2]], layout=torch.jagged
+    ),
+}
+
+
+@pytest.mark.parametrize("message", LAYOUTS)
+@pytest.mark.filterwarnings("ignore:Sparse CSR|The PyTorch API of nested tensors")
+def test_layouts_of_tensors(message):
+    x = LAYOUTS[message](MATRIX)
+    for call in (
+        lambda: custom_fp.quantize(x, "e4m3"),
+        lambda: custom_fp.quantize(x.detach().requires_grad_(), "mxfp8_e4m3"),
+        lambda: custom_fp.quantize(MATRIX, "e4m3", out=x),
+        lambda: custom_fp.encode(x, "fp8_tensor"),
+        lambda: custom_fp.decode(x, "e4m3"),
+        lambda: custom_fp.pack(x, "e4m3"),
+        lambda: custom_fp.max_exponent(x),
+        lambda: custom_fp.scale_pow2(x, 1),
+        lambda: custom_fp.hadamard(x, 4),
+        lambda: custom_fp.accumulate([x, x], "e4m3"),
+        lambda: custom_fp.matmul(x, MATRIX.T, accumulator="e4m3"),
+        lambda: nn.functional.linear(MATRIX, custom_fp.quantize(x, "e4m3")),
+    ):
+        refused(call, message)
+
+
+@pytest.mark.parametrize("given", [1.5, "1", None])
+def test_integers(given):
+    must = f"is {given!r}; it must be an integer"
+    refused(lambda: custom_fp.quantize(X, "e4m3", offset=given), f"offset {must}")
+    refused(lambda: custom_fp.accumulate([X], "e4m3", offset=given), f"offset {must}")
+    refused(lambda: custom_fp.pack(X, "e4m3", shift=given), f"shift {must}")
+    refused(lambda: custom_fp.scale_pow2(X, given), f"shift {must}")

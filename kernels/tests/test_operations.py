@@ -6,6 +6,7 @@ import pickle
 import custom_fp
 import pytest
 import torch
+from custom_fp.layers.contractions import Contraction
 from custom_fp.recipe.files import load, with_ingredients
 from torch import nn
 from torch.nn import functional as F
@@ -280,3 +281,247 @@ def test_coverage_counts_operations():
     assert coverage == {"e4m3": matmul / (matmul + linear), "bf16": linear / (matmul + linear), "float32": 0}
     assert {product.place for product in coverage.macs} == {"matmul()", "linear()"}
     assert coverage.never_called == ["first"]
+
+
+def equations():
+    """Return equations with the shapes of their operands."""
+    return [
+        ("ij,jk->ik", (4, 32), (32, 5)),
+        ("ij,kj", (4, 32), (5, 32)),
+        ("bij,bjk->bik", (2, 4, 32), (2, 32, 5)),
+        ("bhid, bjhd -> bihj", (2, 3, 4, 32), (2, 5, 3, 32)),
+        ("...ij,jk->...ik", (2, 3, 4, 32), (32, 5)),
+        ("...id,...jd->...ij", (3, 4, 32), (2, 1, 5, 32)),
+        ("bchw,oc->bohw", (2, 32, 3, 4), (6, 32)),
+        ("bijk,jkl->bil", (2, 3, 4, 8), (4, 8, 5)),
+        ("bi,bi->b", (4, 32), (4, 32)),
+    ]
+
+
+@pytest.mark.parametrize(("equation", "a", "b"), equations())
+def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equation, a, b):
+    """Values are multiples of 1/4 up to 6, so products and sums are exact in any order."""
+    torch.manual_seed(0)
+    a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
+    model = Called(lambda _, *x: torch.einsum(equation, *x))
+    plain = gradients(model, a, b)
+    custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": OPERANDS, "format": "e8m22"}])
+    found = gradients(model, a, b)
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    model = Called(lambda _, *x: torch.einsum(equation, *x))
+    custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": ["input", "weight"], "format": "mxfp4"}])
+    contraction = Contraction.parse(equation, [a.dim(), b.dim()])
+    rounded = []
+    for x, dimensions in zip((a, b), contraction.operands, strict=True):
+        order = [dimensions.index(d) for d in dimensions if d not in contraction.summed]
+        order += [dimensions.index(d) for d in contraction.summed]
+        moved = x.permute(order)
+        blocks = moved.reshape(*moved.shape[: len(order) - len(contraction.summed)], -1)
+        values = custom_fp.quantize(blocks, "mxfp4", axis=blocks.dim() - 1).view(moved.shape)
+        rounded.append(values.permute([order.index(i) for i in range(len(order))]))
+    expected = torch.einsum(equation, *rounded)
+    assert torch.equal(model(a, b), expected) and not torch.equal(expected, plain[0])
+
+
+@pytest.mark.parametrize("equation", ["ii,ij->ij", "ij,jk->k", "i,j->ij", "ij,ij,ij->ij", "ij->ji"])
+def test_other_equations_are_left_to_pytorch(equation):
+    """An outer product adds nothing. The others are not products of two tensors."""
+    sizes = [[4] * len(x) for x in equation.partition("->")[0].split(",")]
+    tensors = [torch.randn(size) for size in sizes]
+    model = Called(lambda _, *x: torch.einsum(equation, *x))
+    custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": ["input", "weight"], "format": "e3m0"}])
+    assert torch.equal(model(*tensors), torch.einsum(equation, *tensors))
+    model = Called(lambda _, a, b: a @ b)
+    custom_fp.apply_recipe(model, [{"modules": "matmul()", "role": ["input", "weight"], "format": "e3m0"}])
+    a, b = torch.randn(3, 4, 1), torch.randn(1, 5)
+    assert torch.equal(model(a, b), a @ b)
+
+
+CONVOLUTIONS = [
+    (nn.Conv1d(4, 6, 3, padding=1), (2, 4, 10)),
+    (nn.Conv1d(4, 4, 4, groups=4, padding=3, bias=False), (2, 4, 10)),
+    (nn.Conv2d(4, 6, 3, stride=2, dilation=(1, 2), groups=2), (2, 4, 9, 9)),
+    (nn.Conv2d(4, 6, (4, 3), padding="same"), (2, 4, 9, 9)),
+    (nn.Conv3d(4, 2, 2, padding="valid"), (4, 5, 6, 7)),
+]
+
+
+@pytest.mark.parametrize("accumulator", [None, "e5m10"])
+@pytest.mark.parametrize(("layer", "shape"), CONVOLUTIONS, ids=str)
+def test_functional_convolutions_compute_the_same_bits_as_layers(layer, shape, accumulator):
+    function = getattr(F, type(layer).__name__.lower())
+
+    def convolve(self, x):
+        settings = layer.stride, layer.padding, layer.dilation, layer.groups
+        return function(x, self.weight, self.bias, *settings)
+
+    called = Called(convolve)
+    called.weight, called.bias = copy.deepcopy(layer.weight), copy.deepcopy(layer.bias)
+    layer, x = copy.deepcopy(layer), torch.randn(shape)
+    rules = [rule | {"modules": ["*", "conv()"]} for rule in RULES]
+    if accumulator:
+        rules.append({"modules": ["*", "conv()"], "role": "accumulator", "format": accumulator})
+    custom_fp.apply_recipe(layer, rules)
+    custom_fp.apply_recipe(called, rules)
+    assert_same(gradients(called, x), gradients(layer, x))
+
+
+class Experts(nn.Module):
+    """Experts as transformers and torchtitan store them, with one product for all."""
+
+    def __init__(self, experts, inputs, outputs, function=torch._grouped_mm):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, outputs, inputs))
+        self.function = function
+
+    def forward(self, x, ends):
+        return self.function(x, self.weight.mT, offs=ends)
+
+
+class Loop(nn.Module):
+    """The same experts as separate Linear layers."""
+
+    def __init__(self, experts):
+        super().__init__()
+        inputs, outputs = experts.weight.shape[2:0:-1]
+        self.layers = nn.ModuleList(nn.Linear(inputs, outputs, bias=False) for _ in experts.weight)
+        for layer, weight in zip(self.layers, experts.weight.detach(), strict=True):
+            layer.weight = nn.Parameter(weight.clone())
+
+    def forward(self, x, ends):
+        rows = x[: ends[-1]].split(ends.diff(prepend=torch.zeros(1, dtype=torch.int32)).tolist())
+        return torch.cat([layer(part) for layer, part in zip(self.layers, rows, strict=True)])
+
+
+ENDS = torch.tensor(
+    [20, 20, 55], dtype=torch.int32
+)  # the second expert gets no row, and the last rows no expert
+GROUPED_RECIPES = {
+    "blocks of 16 with transforms": {"format": "nvfp4", "hadamard": 16},
+    "tiles": {"format": "nvfp4_2d"},
+    "one scale for each expert": {"format": "fp8_tensor"},
+    "one scale for each row": {"format": "int8_row"},
+    "blocks of 32": {"format": "mxfp8_e4m3_rceil"},
+    "no scales": {"format": "e4m3"},
+}
+
+
+@pytest.mark.parametrize("how", GROUPED_RECIPES.values(), ids=list(GROUPED_RECIPES))
+def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
+    torch.manual_seed(0)
+    experts = Experts(3, 32, 48, getattr(F, "grouped_mm", torch._grouped_mm))
+    loop, x = Loop(experts), torch.randn(60, 32)
+    rules = [{"modules": ["*", "grouped_mm()"], "role": OPERANDS, **how}]
+    rules.append({"modules": ["*", "grouped_mm()"], "role": "result", "format": "bf16"})
+    for model in (experts, loop):
+        custom_fp.apply_recipe(model, [rule | {"optional": True} for rule in rules])
+    experts_first = Called(lambda self, x: self.experts(x, ENDS)[: ENDS[-1]], experts=experts)
+    y, dx, dw = gradients(experts_first, x)
+    expected, expected_dx, *each_dw = gradients(Called(lambda self, x: self.loop(x, ENDS), loop=loop), x)
+    assert_same([y, dx, dw], [expected, expected_dx, torch.stack(each_dw)])
+
+
+def test_grouped_products_without_rounding_equal_pytorchs():
+    """The format e8m23 changes no value. All four forms of grouped_mm sum in the same order."""
+    torch.manual_seed(0)
+    ends, ordered = torch.tensor([4, 4, 12], dtype=torch.int32), torch.tensor([3, 8, 12], dtype=torch.int32)
+    rows, columns = torch.randn(12, 16), torch.randn(16, 12)
+    stack, matrix = torch.randn(3, 16, 8), torch.randn(12, 8)
+    for a, b, offs in [
+        (rows, stack, ends),
+        (rows.t(), matrix, ordered),
+        (torch.randn(3, 4, 16), columns, ends),
+        (torch.randn(3, 4, 16), stack, None),
+    ]:
+        model = Called(lambda _, a, b, offs=offs: torch._grouped_mm(a, b, offs=offs))
+        expected = gradients(model, a, b)
+        applied = custom_fp.apply_recipe(
+            model, [{"modules": "grouped_mm()", "role": "result", "format": "e8m22"}]
+        )
+        found = gradients(model, a, b)
+        applied.check_called()
+        for one, other in zip(found, expected, strict=True):
+            assert torch.allclose(one, other, rtol=2**-20, atol=2**-20)
+
+
+def test_rows_of_no_expert_are_zero_and_change_nothing():
+    experts, x = Experts(3, 16, 8), torch.randn(60, 16)
+    custom_fp.apply_recipe(experts, [{"modules": "grouped_mm()", "role": OPERANDS, "format": "fp8_tensor"}])
+    y = experts(x, ENDS)
+    x[ENDS[-1] :] = torch.nan
+    assert torch.equal(experts(x, ENDS), y) and not y[ENDS[-1] :].any()
+
+
+def test_coverage_counts_the_products_of_experts():
+    model = Called(lambda self, x: self.experts(self.first(x), ENDS), first=nn.Linear(16, 16, bias=False),
+                   experts=Experts(3, 16, 8))  # fmt: skip
+    rules = [{"modules": "grouped_mm()", "role": OPERANDS, "format": "nvfp4"}, BF16 | {"modules": "*"}]
+    coverage = custom_fp.apply_recipe(model, rules).coverage(model, torch.randn(60, 16))
+    experts, first = 3 * 55 * 16 * 8, 2 * 60 * 16 * 16
+    assert coverage == {"nvfp4": experts / (experts + first), "bf16": first / (experts + first), "float32": 0}
+    assert {product.place for product in coverage.macs} == {"first", "experts.grouped_mm()"}
+
+
+def test_experts_are_compiled():
+    torch.manual_seed(0)
+    experts, x = Experts(3, 16, 8), torch.randn(55, 16)
+    custom_fp.apply_recipe(experts, [{"modules": "grouped_mm()", "role": OPERANDS, "format": "e4m3"}])
+    assert torch.equal(torch.compile(experts, backend="eager")(x, ENDS), experts(x, ENDS))
+
+
+def test_a_recipe_for_all_products():
+    """Rules for * then select every product. Counts of layers and the rules for attention stay as they are."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.experts = Experts(3, 16, 16)
+
+        def forward(self, x):
+            y = self.experts(self.first(x), ENDS)[:48]
+            y = F.scaled_dot_product_attention(y[None], y[None], y[None])[0]
+            return self.last(
+                torch.einsum("ij,jk->ik", y @ y.mT, F.conv1d(y.t()[None], y.new_ones(16, 16, 1))[0].t())
+            )
+
+    recipe = {
+        "rules": [
+            {"modules": ["*"], "last": 1, **BF16},
+            {"modules": ["*"], "role": OPERANDS, "format": "nvfp4"},
+            {"modules": "scaled_dot_product_attention", "optional": True, **BF16},
+        ]
+    }
+    places = {}
+    for operations in (False, True, ["grouped_mm()"]):
+        model, x = Model(), torch.randn(60, 16)
+        coverage = custom_fp.apply_recipe(model, recipe, operations=operations).coverage(model, x)
+        found = {product.place: product.label for product in coverage.macs}
+        places[str(operations)] = {place for place, label in found.items() if label == "nvfp4"}
+        assert found["last"] == "bf16"
+        attention = "nvfp4" if operations is True else "bf16"
+        assert found["scores"] == found["values"] == attention
+        assert (coverage["float32"] == 0) == (operations is True)
+    everything = {"first", "experts.grouped_mm()", "scores", "values", "matmul()", "einsum()", "conv()"}
+    assert places == {
+        "False": {"first"},
+        "True": everything,
+        "['grouped_mm()']": {"first", "experts.grouped_mm()"},
+    }
+    applied = custom_fp.apply_recipe(Model(), recipe | {"operations": True})
+    assert "experts.grouped_mm()" in applied.at_first
+    with pytest.raises(
+        ValueError, match=r"recipe.operations=\['matmul'\]: must be true, false, or a list of"
+    ):
+        custom_fp.apply_recipe(Model(), recipe | {"operations": ["matmul"]})
+
+
+def test_first_and_last_count_operations_only_among_themselves():
+    model = nn.Sequential(*[Conv1D(nn.Linear(8, 8)) for _ in range(3)], nn.Linear(8, 8))
+    applied = custom_fp.apply_recipe(
+        copy.deepcopy(model), [{"modules": ["*", "matmul()"], "last": 2, **BF16}]
+    )
+    assert list(applied.at_first) == ["3"]
+    applied = custom_fp.apply_recipe(copy.deepcopy(model), [{"modules": "matmul()", "last": 2, **BF16}])
+    assert list(applied.at_first) == ["1.matmul()", "2.matmul()"]

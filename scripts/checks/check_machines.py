@@ -78,7 +78,7 @@ def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) ->
     """Return float32 sums. Exact products of a block are aligned with the partial sum, truncated, and added."""
     emin_a, emin_b = (fmt.emin for fmt in how.operands)
     acc = np.zeros((a_MxK.shape[0], b_KxN.shape[1]))
-    total = np.zeros_like(acc)
+    total, of_total = np.zeros_like(acc), np.float16 if how.total == custom_fp.parse("fp16") else np.float32
     for start in range(0, a_MxK.shape[1], how.block):
         at = slice(start, start + how.block)
         terms = [
@@ -88,9 +88,9 @@ def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) ->
         terms.append((acc, exponents(acc, how.sum.emin)))
         acc = cut_off(terms, how)
         if how.chunk and (start + how.block) % how.chunk == 0:
-            total, acc = (total + acc).astype(np.float32).astype(np.float64), np.zeros_like(acc)
+            total, acc = (total + acc).astype(of_total).astype(np.float64), np.zeros_like(acc)
     if how.chunk:
-        acc = (total + acc).astype(np.float32)
+        acc = (total + acc).astype(of_total)
     return acc.astype(np.float32)
 
 

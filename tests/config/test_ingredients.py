@@ -35,6 +35,21 @@ def test_a_recipe_is_the_same_for_a_run_and_for_a_model_and_uses_all_its_ingredi
     assert referred == set(given.get("ingredients", {}))
 
 
+def test_every_recipe_can_round_the_products_outside_of_layers_too():
+    without, every, explicit, some = (
+        plan([*WORDS, "recipe=mxfp8", *words]).runs[0].config
+        for words in (
+            [],
+            ["recipe.operations=true"],
+            ["recipe.operations=null"],
+            ["recipe.operations=['matmul()']"],
+        )
+    )
+    assert [x["precision"]["operations"] for x in (without, every, some)] == [None, True, ["matmul()"]]
+    assert len({run_name(x) for x in (without, every, explicit, some)}) == 3
+    assert run_name(without) == run_name(explicit)
+
+
 def test_each_ingredient_may_be_an_axis_and_names_runs_by_what_it_changes():
     axes = ("ingredients.rounding=stochastic,nearest_even", "ingredients.hadamard=16,null")
     found = plan([*WORDS, "recipe=nvfp4", *axes])

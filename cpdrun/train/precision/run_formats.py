@@ -64,7 +64,7 @@ from cpdrun.train.precision.optimizer_steps import (
 class Formats(Precision):
     """The formats of one run. conf/precision/*.yaml lists and explains the arguments.
 
-    An old config.yaml may not contain the key `rules`.
+    An old config.yaml may not contain the keys `rules` and `operations`.
 
     Raises:
         ValueError: The settings contradict each other.
@@ -87,6 +87,7 @@ class Formats(Precision):
         fp32_norms: bool,
         aps: bool,
         rules: Sequence[Mapping[str, Any]] = (),
+        operations: bool | Sequence[str] | None = None,
     ):
         super().__init__(loss_scale)
         formats = {
@@ -95,7 +96,7 @@ class Formats(Precision):
             "errors": errors,
             "accumulator": accumulator,
         }
-        self.typed = read_rules("precision.rules", rules)
+        self.typed = read_rules("precision.rules", rules, operations)
         short = [short_form(f"precision.{key}", key, name, aps, kahan) for key, name in formats.items()]
         self.short = [rule for rule in short if rule is not None]
         self.optimizer_rounding = OptimizerRounding(

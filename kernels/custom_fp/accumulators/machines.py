@@ -14,6 +14,11 @@ Sources:
   DeepSeek  DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.3.2. FP8 products on Hopper keep
             about 14 bits, so partial sums are added to float32 registers after every 128 terms. The scales of their
             blocks are not part of the machine here.
+  PTX       The machine code that ptxas 12.9 makes of mma.sync with fp8 operands (m16n8k32) for sm_90 and sm_100, which
+            have no such instruction (also github.com/NVIDIA/cutlass/issues/1986). Codes are converted to fp16. Two
+            fp16 instructions of 16 terms start at zero, the first one with the terms whose k mod 4 is 0 or 1, and the
+            second one with the others. Their sum is then added to the accumulator, rounded to nearest. The machine here
+            takes the terms in this order: for equal bits, move them so that each group of 32 begins with the former.
 
 Blackwell's instructions with block scales (tcgen05, and mma of sm_120, which MMA-Sim models in the same way) have codes
 and scales as separate operands. Here, block_scales.py and encodings.py recover codes and scales from float32 values
@@ -103,6 +108,13 @@ MACHINES: dict[str, Machine] = {
         f"Hopper, wgmma k32 of e5m2 (gradients) by e4m3 (weights); {_MMA}",
     ),
     "h100_fp8_to_fp16": Machine(_tensor_core("e4m3fn", 32, 13, "fp16"), f"Hopper, wgmma k32 of e4m3; {_MMA}"),
+    "h100_mma_fp8": Machine(
+        f"{_tensor_core('fp16', 16, 25)}-chunk_32", f"Hopper, mma.sync k32 of e4m3 and e5m2; PTX, {_MMA}"
+    ),
+    "h100_mma_fp8_to_fp16": Machine(
+        f"{_tensor_core('fp16', 16, 25, 'fp16')}-chunk_32_fp16",
+        f"Hopper, mma.sync k32 of e4m3 and e5m2; PTX, {_MMA}",
+    ),
     "deepseek_v3": Machine(
         f"{_tensor_core('e4m3fn', 32, 13, 'e8m13')}-chunk_128",
         "h100_fp8, with 128 terms at a time added to float32; DeepSeek",

@@ -34,9 +34,9 @@ def read_part(word: str) -> dict[str, Any]:
     key, _, value = word.partition("_")
     if word in _FLAGS:
         return _FLAGS[word]
-    if key == "join" and (found := re.fullmatch(r"(\d{1,10})_(\d{1,10})", value)):
+    if key == "join" and (found := re.fullmatch(r"([0-9]{1,10})_([0-9]{1,10})", value)):
         return {"join": (int(found[1]), int(found[2]))}
-    if key in _NUMBERS and (found := re.fullmatch(r"(\d{1,10})(?:_(.+))?", value)):
+    if key in _NUMBERS and (found := re.fullmatch(r"([0-9]{1,10})(?:_(.+))?", value)):
         if key == "chunk" and found[2]:
             return {"chunk": int(found[1]), "total": found[2]}
         if not found[2]:

@@ -45,7 +45,7 @@ ALIASES = {"fp32": "e8m23", "tf32": "e8m10", "bf16": "e8m7", "fp16": "e5m10"}
 FAMILIES = ("ieee", "fn", "fo", "fnuz")
 _SHORT = {long: alias for alias, long in ALIASES.items()}
 _MX_WITHOUT_NAN = {(2, 1), (2, 3), (3, 2)}
-_NAME = re.compile(r"(u?)e(\d+)m(\d+)(?:b(-?\d+))?(fnuz|fn|fo)?")
+_NAME = re.compile(r"(u?)e([0-9]+)m([0-9]+)(?:b(-?[0-9]+))?(fnuz|fn|fo)?")
 _ALLOWED = (
     "e<1..8>m<0..23>, then b<bias> and fn, fo or fnuz as options (e5m2, e4m3fn, e4m3b11fnuz), u in front for no sign "
     "(ue4m3fn), or " + ", ".join(ALIASES)

@@ -146,7 +146,7 @@ BASES: Mapping[str, _Base] = {
 ALIASES = {"mxfp4_e2m1": "mxfp4"}
 _TILES = {"2d": (16, 16), "block128": (128, 128)}
 _OPTION = re.compile(
-    r"b(?P<along>[1-9]\d*)|(?P<height>[1-9]\d*)x(?P<width>[1-9]\d*)|margin(?P<margin>[1-9]\d?)|(?P<word>\w+)"
+    r"b(?P<along>[1-9][0-9]*)|(?P<height>[1-9][0-9]*)x(?P<width>[1-9][0-9]*)|margin(?P<margin>[1-9][0-9]?)|(?P<word>\w+)"
 )
 OPTIONS = (
     "_b<n> _<a>x<b> _2d _block128 _row _channel _column _tensor, "

@@ -26,7 +26,7 @@ SYNONYMS = {
     "int4": "nvint4 or int4_b32",
 }
 _PREFIX = re.compile(
-    r"(torch\.|np\.|numpy\.|jnp\.|ml_dtypes\.)?(float\d+_|fp\d+_)?(?P<rest>u?e\d+m\d+(b\d+)?(fnuz|fn|fo)?)"
+    r"(torch\.|np\.|numpy\.|jnp\.|ml_dtypes\.)?(float[0-9]+_|fp[0-9]+_)?(?P<rest>u?e[0-9]+m[0-9]+(b[0-9]+)?(fnuz|fn|fo)?)"
 )
 _MODULE = re.compile(r"(torch|np|numpy|jnp|ml_dtypes)\.")
 

@@ -25,6 +25,7 @@ import copy
 import copyreg
 import functools
 import pickle
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch._jit_internal import _qualified_name
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 OPERATIONS = "attached_operations"
 OURS = ("arithmetic", OPERATIONS, "attachment")
@@ -172,6 +174,15 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
         plain_class: Any = module.__class__
         _set_class(module, attached_class(plain_class, rounding_class))
     return module.__dict__.setdefault("attachment", Attachment())
+
+
+def class_of(module: nn.Module) -> type:
+    """Return the user's class of a module, without the subclasses that fully_shard and parametrizations create."""
+    kind = type_before_parametrizations(module)
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
+    if fsdp is not None and kind.__mro__[1] is fsdp.FSDPModule:
+        kind = kind.__mro__[2]
+    return kind
 
 
 def is_attached(module: nn.Module) -> bool:

@@ -16,7 +16,6 @@ windows of a convolution overlap, the parts of the input's gradient are added in
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -31,7 +30,8 @@ from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
 from custom_fp.layers.attachment import attach_
-from custom_fp.layers.products import Arithmetic, Conv, Linear, Matrices, Nearest, Sums, round_gradient
+from custom_fp.layers.convolution import Convolution
+from custom_fp.layers.products import Arithmetic, Linear, Nearest, Sums, round_gradient
 from custom_fp.ops import quantize
 
 
@@ -137,106 +137,14 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def multiply_matrices(
-    arithmetic: Arithmetic, a: Tensor, b: Tensor, added: Tensor | None = None, factor: float = 1
-) -> Tensor:
-    """Compute factor * torch.matmul(a, b) + added with the given arithmetic, in which a is the input and b the weight.
-
-    If b is a matrix, all rows of a form one product, as in a linear layer. Otherwise, each matrix is one product.
-
-    Args:
-        arithmetic: The arithmetic.
-        a: A tensor of shape (..., L, K), or a vector.
-        b: A tensor of shape (..., K, M), or a vector. Shapes broadcast as in torch.matmul.
-        added: A tensor that can be broadcast to the product.
-        factor: A number.
-    """
-    if b.dim() == 1:
-        return multiply_matrices(arithmetic, a, b.unsqueeze(-1), added, factor).squeeze(-1)
-    if a.dim() == 1:
-        return multiply_matrices(arithmetic, a.unsqueeze(0), b, added, factor).squeeze(-2)
-    dtype = a.dtype
-    if b.dim() > 2:
-        leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        a, b = (x.expand(*leading, *x.shape[-2:]) for x in (a, b))
-    if arithmetic.accumulators:
-        added = added if added is None else added.expand(*a.shape[:-1], b.shape[-1])
-        if b.dim() == 2:
-            rows = arithmetic.multiply(
-                Sums(arithmetic), a, b, _rows, bias=None if added is None else _rows(added), factor=factor
-            )
-            return rows.view(*a.shape[:-1], b.shape[-1]).to(dtype)
-        return arithmetic.multiply(Sums(arithmetic), a, b, bias=added, factor=factor).to(dtype)
-    kernel = Linear() if b.dim() == 2 else Matrices()
-    return arithmetic.multiply(kernel, a, b.mT, bias=added, factor=factor).to(dtype)
-
-
 class _QuantConv(Quantized, _ConvNd):
-    """A convolution with rounded products.
-
-    If an accumulator is emulated, each group is one matrix product over the windows of the input (im2col). Otherwise,
-    PyTorch's convolution is used. Shapes: B samples, G groups, C channels, M output channels, R windows of all samples.
-    """
+    """A convolution with rounded products."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution in the dtype of x."""
-        dimensions = len(self.kernel_size)
         if not self.arithmetic:
             return super().forward(x)
-        if x.dim() == dimensions + 1:
-            return self(x.unsqueeze(0)).squeeze(0)
-        return (self._with_im2col if self.arithmetic.accumulators else self._with_torch)(x).to(x.dtype)
-
-    def _with_torch(self, x: Tensor) -> Tensor:
-        pads_itself = self.padding_mode == "zeros" and not isinstance(self.padding, str)
-        padding: Any = self.padding if pads_itself else (0,) * len(self.kernel_size)
-        kernel = Conv(self.stride, padding, self.dilation, self.groups)
-        pad = (lambda x: x) if pads_itself else self._padded
-        bias = None if self.bias is None else self.bias.view(-1, *[1] * len(self.kernel_size))
-        return self.active_arithmetic.multiply(kernel, x, self.weight, pad, bias=bias)
-
-    def _with_im2col(self, x: Tensor) -> Tensor:
-        kernel = Sums(self.active_arithmetic)
-        bias_Gx1xM = None if self.bias is None else self.bias.view(self.groups, 1, -1)
-        layout = self._windows, self._columns
-        result_GxRxM = self.active_arithmetic.multiply(kernel, x, self.weight, *layout, bias_Gx1xM)
-        result = result_GxRxM.reshape(self.groups, x.shape[0], *self._output_size(x), -1)
-        return (
-            result.movedim(-1, 1).movedim(2, 0).reshape(x.shape[0], self.out_channels, *self._output_size(x))
-        )
-
-    def _padded(self, x: Tensor) -> Tensor:
-        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        around = self._reversed_padding_repeated_twice
-        return F.pad(x, around, mode=mode) if any(around) else x
-
-    def _windows(self, x: Tensor) -> Tensor:
-        """Return the windows of the input, of shape (G, R, C / G * kernel...)."""
-        x, dimensions = self._padded(x), len(self.kernel_size)
-        for i, (size, stride, dilation) in enumerate(
-            zip(self.kernel_size, self.stride, self.dilation, strict=True)
-        ):
-            x = x.unfold(2 + i, (size - 1) * dilation + 1, stride)[..., ::dilation]
-        batch, _, *rest = x.shape  # (B, C, *output_size, *kernel_size)
-        group_in = self.in_channels // self.groups
-        grouped = x.reshape(batch, self.groups, group_in, *rest).movedim(1, 0)  # (G, B, C/G, ...)
-        grouped = grouped.movedim(2, 2 + dimensions)  # (G, B, *output_size, C/G, *kernel_size)
-        return grouped.reshape(self.groups, -1, group_in * math.prod(self.kernel_size))
-
-    def _columns(self, weight: Tensor) -> Tensor:
-        """Return the weight as one matrix per group, of shape (G, C / G * kernel..., M / G)."""
-        depth = self.in_channels // self.groups * math.prod(self.kernel_size)
-        return weight.reshape(self.groups, self.out_channels // self.groups, depth).mT
-
-    def _output_size(self, x: Tensor) -> list[int]:
-        around = self._reversed_padding_repeated_twice  # begins with the last dimension
-        pads = [a + b for a, b in zip(around[-2::-2], around[::-2], strict=True)]
-        return [
-            (n + pad - (size - 1) * dilation - 1) // stride + 1
-            for n, pad, size, dilation, stride in zip(
-                x.shape[2:], pads, self.kernel_size, self.dilation, self.stride, strict=True
-            )
-        ]
+        return Convolution.of_layer(self)(self.active_arithmetic, x, self.weight, self.bias)
 
 
 class QuantConv1d(_QuantConv, nn.Conv1d):

@@ -1,8 +1,11 @@
 """The operations that a module calls in its own `forward`, such as torch.matmul, with rounded products and results.
 
-    matmul()       torch.matmul and @, mm, bmm, mv, addmm and baddbmm
-    linear()       F.linear
-    scores, values The two products of scaled_dot_product_attention (attention.py)
+    matmul()        torch.matmul and @, mm, bmm, mv, addmm and baddbmm
+    einsum()        torch.einsum with two operands
+    linear()        F.linear
+    conv()          F.conv1d, F.conv2d and F.conv3d
+    grouped_mm()    F.grouped_mm and torch._grouped_mm
+    scores, values  The two products of scaled_dot_product_attention (attention.py)
 
 `Operations` holds the arithmetic of these operations for one module. While the module's forward runs, a
 TorchFunctionMode replaces the functions. Only the innermost module acts: what a submodule calls follows the submodule's
@@ -10,11 +13,14 @@ own `Operations`, even if they round nothing. The products of the backward pass 
 
 Operands of any float dtype are multiplied in float32, and the result has the dtype of the first operand. A call is left
 to PyTorch if an operand is not a dense floating-point tensor, if the dtypes of the operands differ outside of
-torch.autocast, or if the call has an argument `out`.
+torch.autocast, or if the call has an argument `out`. So is a matmul() or einsum() whose summed dimension has size 1,
+because it adds nothing. Models use such products to compute the angles of rotary embeddings.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,13 +31,15 @@ from torch.overrides import TorchFunctionMode
 
 from custom_fp.layers.attachment import OPERATIONS, attach_
 from custom_fp.layers.attention import attend
-from custom_fp.layers.modules import multiply_matrices, project
+from custom_fp.layers.contractions import Contraction, equation_of, multiply_groups, multiply_matrices
+from custom_fp.layers.convolution import Convolution
+from custom_fp.layers.modules import project
 from custom_fp.layers.products import Arithmetic
 
 SDPA = "scaled_dot_product_attention"
 SCORES, VALUES = "scores", "values"
-MATMUL, LINEAR = "matmul()", "linear()"
-PARTS = SCORES, VALUES, MATMUL, LINEAR
+MATMUL, EINSUM, LINEAR, CONV, GROUPED_MM = "matmul()", "einsum()", "linear()", "conv()", "grouped_mm()"
+PARTS = SCORES, VALUES, MATMUL, EINSUM, LINEAR, CONV, GROUPED_MM
 
 
 class Operations:
@@ -47,6 +55,12 @@ class Operations:
     def __init__(self, arithmetics: Mapping[str, Arithmetic] | None = None) -> None:
         self.arithmetics = dict(arithmetics or {})
         self.called: dict[str, bool] = {}
+
+    def set(self, part: str, arithmetic: Arithmetic) -> None:
+        """Set the arithmetic of an operation."""
+        if part == GROUPED_MM:
+            _let_dynamo_replace(torch._grouped_mm)
+        self.arithmetics[part] = arithmetic
 
     def use(self, part: str, training: bool) -> Arithmetic:
         """Return the arithmetic of an operation that is being called. In evaluation, it is not stochastic."""
@@ -102,6 +116,15 @@ class _ReplaceFunctions(TorchFunctionMode):
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)
+
+
+@functools.cache
+def _let_dynamo_replace(function: Any) -> None:
+    """Let modes replace a function under torch.compile, which ignores functions that PyTorch considers private."""
+    torch.overrides.get_overridable_functions()[torch].append(function)
+    dynamo = sys.modules.get("torch._dynamo.variables.torch")
+    if dynamo is not None:  # it may have read the list before
+        dynamo.get_overridable_functions().add(function)
 
 
 def _active_mode() -> Any:
@@ -172,7 +195,7 @@ def _baddbmm(
 
 
 def _multiplied(module: Any, a: Any, b: Any, added: Any = None, beta: float = 1, alpha: float = 1) -> Any:
-    if not _can_round(a, b, *([] if added is None else [added])):
+    if not _can_round(a, b, *([] if added is None else [added])) or a.shape[-1:] == (1,):
         return NotImplemented
     arithmetic = module.attached_operations.use(MATMUL, module.training)
     if not arithmetic:
@@ -187,6 +210,49 @@ def _linear(module: Any, input: Any, weight: Any, bias: Any = None) -> Any:
         return NotImplemented
     arithmetic = module.attached_operations.use(LINEAR, module.training)
     return project(arithmetic, input, weight, bias) if arithmetic else NotImplemented
+
+
+def _einsum(module: Any, *operands: Any) -> Any:
+    call = equation_of(operands)
+    if call is None or not _can_round(*call[1]):
+        return NotImplemented
+    equation, tensors = call
+    contraction = Contraction.parse(equation, [x.dim() for x in tensors])
+    if contraction is None or contraction.terms(*tensors) == 1:
+        return NotImplemented
+    arithmetic = module.attached_operations.use(EINSUM, module.training)
+    return contraction(arithmetic, *tensors).to(tensors[0].dtype) if arithmetic else NotImplemented
+
+
+def _conv(
+    module: Any,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    if not _can_round(input, weight, *([] if bias is None else [bias])):
+        return NotImplemented
+    arithmetic = module.attached_operations.use(CONV, module.training)
+    if not arithmetic:
+        return NotImplemented
+    convolution = Convolution.of_call(tuple(weight.shape[2:]), stride, padding, dilation, groups)
+    return convolution(arithmetic, input, weight, bias)
+
+
+def _grouped_mm(
+    module: Any, input: Any, mat2: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    if not _can_round(input, mat2) or bias is not None:
+        return NotImplemented
+    arithmetic = module.attached_operations.use(GROUPED_MM, module.training)
+    if not arithmetic:
+        return NotImplemented
+    result = multiply_groups(arithmetic, input, mat2, offs)
+    return result if out_dtype is None else result.to(out_dtype)
 
 
 def _attend(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,6 +275,9 @@ def _can_round(*tensors: Any) -> bool:
 _REPLACEMENTS: dict[Any, Callable] = {
     F.scaled_dot_product_attention: _attend,
     F.linear: _linear,
+    torch.einsum: _einsum,
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _conv),
+    torch._grouped_mm: _grouped_mm,  # F.grouped_mm calls it
     **dict.fromkeys(
         (
             *(torch.matmul, torch.linalg.matmul, Tensor.matmul, Tensor.__matmul__),

@@ -25,6 +25,27 @@ def check_float(x: object) -> None:
     """Raise TypeError unless x is a floating-point tensor that operators accept."""
     if not isinstance(x, Tensor) or (x.dtype not in _WIDE and x.dtype not in _NARROW):
         raise TypeError(f"expected a float32, float64, float16 or bfloat16 tensor; got {describe(x)}")
+    check_dense(x)
+
+
+def check_dense(x: Tensor) -> None:
+    """Raise TypeError if x is sparse, nested, or in the layout of MKL-DNN."""
+    if x.is_nested:
+        raise TypeError(
+            "expected a tensor with one shape; got a nested tensor; call torch.nested.to_padded_tensor(x, 0.0) first"
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"expected a dense tensor; got layout {x.layout}; call to_dense() first")
+
+
+def check_integer(name: str, value: object) -> None:
+    """Raise TypeError unless an argument is an integer, which may be a symbolic one of torch.compile."""
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be an integer") from None
 
 
 def check_axis(axis: object, x: Tensor | Sequence[int]) -> int | None:
@@ -48,6 +69,7 @@ def check_codes(encoded: Sequence[object], fmt: NumberFormat, axis: int | None =
     x = encoded[0]
     if not isinstance(x, Tensor) or x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool:
         raise TypeError(f"decode requires integer codes; got {describe(x)}")
+    check_dense(x)
     if fmt.has_scales and x.dtype is not torch.uint8:
         raise TypeError(f"decode requires uint8 codes for {fmt}; got {describe(x)}")
     expected = scale_shapes(fmt, x.shape, axis)
@@ -86,6 +108,7 @@ def check_bytes(
     """Raise TypeError or ValueError unless `data` can be the packed values of a tensor of this shape."""
     if not isinstance(data, Tensor) or data.dtype is not torch.uint8:
         raise TypeError(f"{what} requires packed bytes of dtype uint8; got {describe(data)}")
+    check_dense(data)
     size = fmt.packed_size(shape, axis)
     if data.dim() != 1 or data.numel() != size:
         n = shape if isinstance(shape, int) else math.prod(shape)
@@ -100,6 +123,7 @@ def check_matrices(a: Tensor, b: Tensor) -> None:
     for x in given:
         if not isinstance(x, Tensor) or x.dtype not in (torch.float32, *_NARROW):
             raise TypeError(f"matmul requires float32, float16 or bfloat16 tensors; got {describe(x)}")
+        check_dense(x)
         if x.dim() < 2:
             raise ValueError(f"matmul requires matrices or batches of matrices; got shape {list(x.shape)}")
     if a.device != b.device:
@@ -156,6 +180,7 @@ def check_out(out: object, shape: Sequence[int], dtype: torch.dtype, device: tor
     """Raise TypeError or ValueError unless `out` has the shape, dtype and device of the result."""
     if not isinstance(out, Tensor) or out.dtype is not dtype:
         raise TypeError(f"out must be a tensor of {dtype}; got {describe(out)}")
+    check_dense(out)
     if out.shape != tuple(shape) or out.device != device:
         raise ValueError(
             f"out must have shape {list(shape)} on {device}; got {list(out.shape)} on {out.device}"

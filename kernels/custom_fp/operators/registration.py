@@ -25,7 +25,8 @@ from custom_fp import accumulator
 from custom_fp.accumulator import Accumulator
 from custom_fp.formats.names import read, spelled
 from custom_fp.formats.protocol import NumberFormat
-from custom_fp.operators.checks import can_be_written, check_out
+from custom_fp.operators.checks import can_be_written, check_dense, check_out
+from custom_fp.operators.dtensors import is_sharded, shardable
 
 Shapes = Sequence[tuple[Sequence[int], torch.dtype]]
 Plan = tuple[Shapes, Tensor, Callable[..., None]]
@@ -103,8 +104,8 @@ class Operator:
         if not all(isinstance(x, Tensor) for x in tensors):
             return self.compute(*arguments, out=out)  # raises the operator's own error message
         if out is None:
-            return self.op(*self._for_op(arguments, detach=not self.has_derivative))
-        results = self.op(*self._for_op(arguments, detach=True))
+            return self._dispatch(*self._for_op(arguments, detach=not self.has_derivative))
+        results = self._dispatch(*self._for_op(arguments, detach=True))
         (result,) = self._one(results) if self.gives_list else (results,)
         check_out(out, result.shape, result.dtype, result.device)
         with torch.no_grad():  # under torch.compile, this becomes a write to `out`
@@ -173,7 +174,16 @@ class Operator:
         return converted
 
     def _compute_or_dispatch(self, *arguments: Any) -> Any:
-        return (self.compute if is_plain(*self._tensors(arguments)) else self.op)(*arguments)
+        return (self.compute if is_plain(*self._tensors(arguments)) else self._dispatch)(*arguments)
+
+    def _dispatch(self, *arguments: Any) -> Any:
+        tensors = self._tensors(arguments)
+        if not _is_compiling():
+            for x in tensors:
+                check_dense(x)
+            if any(map(is_sharded, tensors)):
+                arguments = tuple(shardable(self.name, arguments))
+        return self.op(*arguments)
 
     def _dispatch_below_autograd(self, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():

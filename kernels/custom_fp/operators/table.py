@@ -32,7 +32,9 @@ from custom_fp.operators.checks import (
     check_axis,
     check_bytes,
     check_codes,
+    check_dense,
     check_float,
+    check_integer,
     check_matrices,
     check_terms,
     code_dtype,
@@ -58,6 +60,8 @@ def _device_type(x: Tensor) -> str:
 
 def _read_rule(fmt: NumberFormat, parts: Sequence[Any], shift: int = 0) -> Rule:
     """Return the rule of (rounding, overflow, seed, offset), or raise ValueError if the format does not support it."""
+    check_integer("shift", shift)
+    check_integer("offset", parts[3] if len(parts) > 3 else 0)
     try:
         rule = Rule.of(*parts)
     except TypeError:  # the symbolic integers of torch.compile cannot be hashed
@@ -169,6 +173,7 @@ def quantize_delayed(
 @operator("(Tensor x, SymInt shift) -> Tensor", vmap=elementwise)
 def scale_pow2(x: Tensor, shift: int) -> Plan:
     check_float(x)
+    check_integer("shift", shift)
     scale = function("scale_pow2", Format.BACKENDS, _device_type(x))
     return [(x.shape, torch.float32)], x, lambda out: scale(as_source(x), int(shift), out)
 
@@ -257,6 +262,9 @@ def encode(x: Tensor, fmt: FormatLike, axis: int | None = None) -> Plan:
 def decode(encoded: Sequence[Tensor], fmt: FormatLike, axis: int | None = None) -> Plan:
     fmt = read(fmt)
     codes = encoded[0]
+    for part in encoded:
+        if isinstance(part, Tensor):
+            check_dense(part)
     axis_kwarg = _axis_kwarg(axis, fmt, codes) if isinstance(codes, Tensor) else {}
     check_codes(encoded, fmt, **axis_kwarg)
 

@@ -31,7 +31,10 @@ LOOP_KEYS = (  # keys of a recipe that concern the training loop
     *("weights", "optimizer_state", "master_weights", "loss_scale", "update", "update_order"),
     *("update_rounding", "kahan_weights", "fp32_norms"),
 )
-KEYS = tuple(dict.fromkeys(("rules", *SHORT_FORMS, "kahan", "aps", *LOOP_KEYS)))
+OPERATIONS_KEY = "operations"
+KEYS = tuple(dict.fromkeys(("rules", OPERATIONS_KEY, *SHORT_FORMS, "kahan", "aps", *LOOP_KEYS)))
+
+ByModule = dict[nn.Module, dict[str | None, str]]
 
 
 @dataclass
@@ -40,16 +43,25 @@ class Applied:
 
     Attributes:
         model: The model.
-        at_first: The arithmetic in the first step, by the name of each layer and of each operation. Operations are
-            included even if the model has not called them yet.
+        first_arithmetic: The arithmetic of each rounded module in the first step, by operation. The operation of
+            a layer itself is None.
         left_to_the_loop: The settings of the recipe that concern the training loop.
         placement: The rules in the model, or None if they round nothing.
     """
 
     model: nn.Module = field(repr=False)
-    at_first: dict[str, str]
+    first_arithmetic: ByModule = field(repr=False)
     left_to_the_loop: dict[str, Any]
     placement: Placement | None = field(repr=False)
+
+    @property
+    def at_first(self) -> dict[str, str]:
+        """The arithmetic in the first step, by the current name of each layer and of each operation.
+
+        Operations are included even if the model has not called them yet. Layers that were removed from the model are
+        not included.
+        """
+        return _by_name(self.model, self.first_arithmetic)
 
     @property
     def rounded(self) -> dict[str, str]:
@@ -132,7 +144,11 @@ class Applied:
 
 
 def apply_recipe(
-    model: nn.Module, recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **ingredients: Any
+    model: nn.Module,
+    recipe: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    operations: bool | Sequence[str] | None = None,
+    **ingredients: Any,
 ) -> Applied:
     """Make a model round its computations as a recipe specifies, in training and evaluation.
 
@@ -144,6 +160,9 @@ def apply_recipe(
     Args:
         model: Any module.
         recipe: The name of a recipe, the path of a yaml file, a mapping, or a list of rules.
+        operations: True if the recipe's rules for Linear and Conv layers also apply to all products that modules
+            compute outside of layers, including attention. A list selects some, such as ["matmul()", "linear()"]. By
+            default, the recipe decides. Recipes that ship select none.
         **ingredients: Values that replace the recipe's own: apply_recipe(model, "nvfp4", rounding="nearest_even").
 
     Returns:
@@ -160,7 +179,9 @@ def apply_recipe(
         raise ValueError(
             f"{typed}: a recipe was already applied to this {type(model).__name__}; apply it to a new model"
         )
-    rules = read_rules(f"{typed}.rules", given.get("rules", []))
+    if operations is None:
+        operations = given.get(OPERATIONS_KEY)
+    rules = read_rules(f"{typed}.rules", given.get("rules", []), operations)
     short = [
         short_form(f"{typed}.{key}", key, given[key], given.get("aps", False), given.get("kahan", False))
         for key in SHORT_FORMS
@@ -175,19 +196,32 @@ def apply_recipe(
         model_rules.check()  # before the model is changed
         placement = Placement(model, model_rules)
         placement.histories.follow_optimizers()
-    return Applied(model, rounded_in(model), left, placement)
+    return Applied(model, _arithmetic_in(model), left, placement)
 
 
 def rounded_in(model: nn.Module) -> dict[str, str]:
     """Return the current arithmetic by the name of each rounded layer and of each rounded operation."""
-    found = {}
-    for name, module in model.named_modules():
-        if getattr(module, "arithmetic", None):
-            found[name or type(module).__name__] = str(module.arithmetic)
-        for part, arithmetic in operations_of(module).arithmetics.items():
-            if arithmetic:
-                found[f"{name}.{part}".lstrip(".")] = str(arithmetic)
+    return _by_name(model, _arithmetic_in(model))
+
+
+def _arithmetic_in(model: nn.Module) -> ByModule:
+    found: ByModule = {}
+    for module in model.modules():
+        arithmetics = [
+            (None, getattr(module, "arithmetic", None)),
+            *operations_of(module).arithmetics.items(),
+        ]
+        if texts := {part: str(arithmetic) for part, arithmetic in arithmetics if arithmetic}:
+            found[module] = texts
     return found
+
+
+def _by_name(model: nn.Module, arithmetic: ByModule) -> dict[str, str]:
+    return {
+        (name or type(module).__name__) if part is None else f"{name}.{part}".lstrip("."): text
+        for name, module in model.named_modules()
+        for part, text in arithmetic.get(module, {}).items()
+    }
 
 
 def placement_in(model: nn.Module) -> Placement | None:

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from custom_fp.formats.scaled_format import base_name
 from custom_fp.layers import products
+from custom_fp.layers.attachment import class_of
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.operations import operations_of
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, OPERANDS, WEIGHT_GRADIENT, Arithmetic
@@ -283,7 +284,7 @@ class MacCounter(TorchDispatchMode):
     def was_called(self, layer: Layer) -> bool:
         """Return whether the rules for a layer were used, or would have been used in another phase."""
         module = layer.module
-        if module.__class__ is nn.Embedding or (layer.part is None and not module.__dict__.get("arithmetic")):
+        if class_of(module) is nn.Embedding or (layer.part is None and not module.__dict__.get("arithmetic")):
             return module in self.entered
         return (module, layer.part) in self.called
 
@@ -309,6 +310,8 @@ class MacCounter(TorchDispatchMode):
             self.uncounted[f"{operator} in {_pattern(computed[0].place)}"] = None
             return result
         count = formula(args, result)
+        if count == 0:  # such as the product of an expert that gets no row
+            return result
         for i, product in enumerate(computed):  # one operator computes both gradients of a convolution
             share = count // len(computed) + (i < count % len(computed))
             self.macs[product._replace(operator=operator)] += share
@@ -333,7 +336,7 @@ class MacCounter(TorchDispatchMode):
             known = self._nodes.get(node._sequence_nr(), _Node(None, []))
             computed = known.next_gradients(operator, args)
         layer = self.layers.get((known.module, None))
-        if (a, b) != (FLOAT32, FLOAT32) or layer is None or known.module.__class__ not in LAYERS:
+        if (a, b) != (FLOAT32, FLOAT32) or layer is None or class_of(layer.module) not in LAYERS:
             return [Product(_sorted(a, b), FLOAT32, operator, self._name(known.module))]
         return [self._product(Arithmetic(), layer, product, self._name(known.module)) for product in computed]
 

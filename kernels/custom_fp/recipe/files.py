@@ -7,6 +7,7 @@ keys:
     defaults: [nvfp4, _self_]          start from another recipe, and replace the keys that this file has
     ingredients: {format: nvfp4, ...}  settings that the caller may change; rules refer to them as ${ingredients.format}
     rules: [...]                       the rules (see rules.py)
+    operations: [matmul(), ...]        operations that all rules for '*' select as well, or true for all products
     others                             settings of a training loop, such as loss_scale
 """
 

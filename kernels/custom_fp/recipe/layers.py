@@ -6,14 +6,18 @@
     scaled_dot_product_attention   The attention of a MultiheadAttention, and of any module that calls this function. It
                             has the products NAME.scores, which multiplies query (role input) and key (role weight), and
                             NAME.values, which multiplies probabilities (role input) and value (role weight).
-    matmul()                The matrix products that a module computes in its own forward, with the first operand as
+    matmul()                The matrix products that a module computes in its own forward, with the first factor as
                             input and the second as weight: torch.matmul and @, mm, bmm, mv, addmm and baddbmm.
-    linear()                The calls of F.linear in a module's own forward, such as those of an output layer whose
-                            weight is tied to an embedding.
+    einsum()                torch.einsum of two tensors, the input and the weight, if no tensor has a dimension twice
+                            and every dimension of only one tensor is in the result.
+    linear()                F.linear, as for an output layer whose weight is tied to an embedding.
+    conv()                  F.conv1d, F.conv2d and F.conv3d.
+    grouped_mm()            F.grouped_mm and torch._grouped_mm, the products of a mixture of experts. Each group is
+                            rounded like a layer of its own.
 
-Operations have the names NAME.matmul() and NAME.linear(), where NAME is the module that calls the function. Other
-products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a
-`forward` method calls.
+Operations have names such as NAME.matmul(), where NAME is the module whose forward calls the function. Other products
+of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a `forward`
+method calls.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from custom_fp.layers.attachment import class_of
 from custom_fp.layers.embedding import QuantEmbedding
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.multihead_attention import QuantMultiheadAttention
@@ -47,7 +52,8 @@ _WILDCARD = re.compile(r"[*?]+")
 class Layer:
     """A module of a model, or one of the operations that it calls.
 
-    The class of a module is always the user's class, `module.__class__`, even if rounding is attached to the module.
+    The class of a module is always the user's class, even if rounding is attached to the module, or if fully_shard or a
+    parametrization has replaced its class.
 
     Attributes:
         module: The module.
@@ -71,7 +77,7 @@ class Layer:
     def kind(self) -> str:
         """The class of the module, scaled_dot_product_attention, or another operation."""
         if self.part is None:
-            return self.module.__class__.__name__
+            return class_of(self.module).__name__
         return SDPA if self.part in (SCORES, VALUES) else self.part
 
     @property
@@ -89,16 +95,16 @@ class Layer:
     @property
     def multiplies(self) -> bool:
         """Whether the layer has products that can be rounded."""
-        return self.part is not None or self.module.__class__ in KINDS
+        return self.part is not None or class_of(self.module) in KINDS
 
     @property
     def must_be_named(self) -> bool:
         """Whether rules must name this kind of layer, because a wildcard such as * does not select its products."""
-        return self.part is not None or self.module.__class__ in OTHERS
+        return self.part is not None or class_of(self.module) in OTHERS
 
     def products(self, role: str) -> tuple[str, ...]:
         """Return the products of the layer in which a role is used."""
-        if self.module.__class__ is nn.Embedding:
+        if class_of(self.module) is nn.Embedding:
             return EMBEDDING_PRODUCTS.get(role, ())
         return ROLES[role]
 
@@ -135,9 +141,9 @@ def operations_called_by(module: nn.Module) -> tuple[str, ...]:
 
     MultiheadAttention calls attention. A module whose class is not defined by PyTorch may call any operation.
     """
-    if module.__class__ is nn.MultiheadAttention:
+    if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
-    is_pytorchs = module.__class__.__module__.startswith(("torch.nn.", "custom_fp."))
+    is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS
 
 

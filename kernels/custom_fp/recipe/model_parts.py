@@ -6,6 +6,7 @@ import re
 
 from torch import nn
 
+from custom_fp.layers.attachment import class_of
 from custom_fp.layers.modules import LAYERS
 
 OUTPUT_HEAD, ROUTER, ATTENTION_OUTPUT = "output_head", "router", "attention_output"
@@ -37,7 +38,7 @@ def parts_of(model: nn.Module) -> dict[nn.Module, str]:
     names = {module: name for name, module in model.named_modules()}
     found: dict[nn.Module, str] = {}
     for module, name in names.items():
-        linear = {key: child for key, child in module.named_children() if child.__class__ is nn.Linear}
+        linear = {key: child for key, child in module.named_children() if class_of(child) is nn.Linear}
         if any(map(_QUERY.match, linear)) and not _QUERY.match(list(linear)[-1]):
             found[list(linear.values())[-1]] = ATTENTION_OUTPUT
         if name.endswith(_BERT_OUTPUT):
@@ -48,7 +49,7 @@ def parts_of(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def _output_heads(names: dict[nn.Module, str]) -> list[nn.Module]:
-    layers = [module for module in names if module.__class__ in LAYERS]
+    layers = [module for module in names if class_of(module) in LAYERS]
     heads: dict[str, nn.Module] = {}
     for layer in layers if len(layers) > 1 else ():
         path = names[layer].split(".")

@@ -13,8 +13,9 @@ from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated_format import Tabulated
+from custom_fp.layers.operations import PARTS, SDPA
 from custom_fp.layers.products import OPERANDS, WEIGHT_GRADIENT
-from custom_fp.recipe.layers import ROLES
+from custom_fp.recipe.layers import CALL, ROLES
 from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
 from custom_fp.recipe.rules import Rule
 from custom_fp.rounding import Rounding, is_stochastic, read_rounding, words
@@ -31,17 +32,46 @@ SHORT_FORMS = {  # short key -> the role of the rule for all modules that the ke
     "accumulator": "accumulator",
 }
 OPERAND_ROLES = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))
+EVERY_PRODUCT = (*(part for part in PARTS if part.endswith(CALL)), SDPA)
 MAX_TRANSFORM_SIZE = 1 << 15
 MAX_HISTORY = 1 << 16
 
 
-def read_rules(typed: str, given: Any) -> list[Rule]:
-    """Parse a list of rules. In error messages, the rules are called `typed`[0], `typed`[1] and so on."""
+def read_rules(typed: str, given: Any, operations: Any = None) -> list[Rule]:
+    """Parse a list of rules. In error messages, the rules are called `typed`[0], `typed`[1] and so on.
+
+    Args:
+        typed: The key of the list.
+        given: The list.
+        operations: Patterns of operations that all rules for '*' select as well, except for those with `first` or
+            `last`. True stands for `EVERY_PRODUCT`, and None or False for no operations.
+    """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(
             f"{typed}={given}: must be a list of rules, such as [{{modules: '*', role: weight, format: e4m3}}]"
         )
-    return [read_rule(f"{typed}[{i}]", rule) for i, rule in enumerate(given)]
+    rules = [read_rule(f"{typed}[{i}]", rule) for i, rule in enumerate(given)]
+    patterns = _operations(f"{typed.rpartition('.')[0]}.operations".lstrip("."), operations)
+    return [_with_operations(rule, patterns) for rule in rules]
+
+
+def _operations(key: str, given: Any) -> tuple[str, ...]:
+    if given is None or isinstance(given, bool):
+        return EVERY_PRODUCT if given else ()
+    patterns = _as_list(given)
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not (pattern == SDPA or pattern.endswith(CALL)):
+            raise ValueError(
+                f"{key}={given}: must be true, false, or a list of operations, such as ['matmul()', 'linear()']"
+            )
+    return tuple(patterns)
+
+
+def _with_operations(rule: Rule, patterns: tuple[str, ...]) -> Rule:
+    counts = (rule.first_layers, rule.last_layers) != (None, None)
+    if not patterns or "*" not in rule.modules or counts:
+        return rule
+    return replace(rule, modules=(*rule.modules, *patterns))
 
 
 def read_rule(typed: str, given: Any) -> Rule:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from custom_fp.layers.attachment import add_hooks_, attach_, is_attached, is_exporting, override_
+from custom_fp.layers.attachment import add_hooks_, attach_, class_of, is_attached, is_exporting, override_
 from custom_fp.layers.modules import unfused_settings
 from custom_fp.layers.operations import SDPA, operations_of, replace_operations_
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
@@ -50,9 +50,9 @@ class Placement:
         # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
         by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
         reached = [layer for layer, arithmetics in by_phase.items() if any(arithmetics)]
-        rounded = {layer.module for layer in reached if layer.module.__class__ in KINDS}
+        rounded = {layer.module for layer in reached if class_of(layer.module) in KINDS}
         for module in rounded:
-            KINDS[module.__class__].attach_to(module, Arithmetic())
+            KINDS[class_of(module)].attach_to(module, Arithmetic())
         for module, attribute, value in unfused_settings(model) if rounded else ():
             override_(module, attribute, value)
         self.called = [layer for layer in reached if _is_called_function(layer)]
@@ -95,7 +95,7 @@ class Placement:
         for module, layer in self.placed:
             arithmetic = self._arithmetic(layer, phase)
             if layer.part:
-                operations_of(module).arithmetics[layer.part] = arithmetic
+                operations_of(module).set(layer.part, arithmetic)
             else:
                 module.__dict__["arithmetic"] = arithmetic
         for activation in self.activations:
@@ -196,7 +196,8 @@ class Placement:
     def _add_hooks(self, layers: Sequence[Layer]) -> list[ActivationRounding]:
         leaves = {layer.module: layer for layer in layers if layer.takes("activation")}
         previous: dict[nn.Module, list[Layer]] = {}
-        for chain in (list(m) for m in self.model.modules() if m.__class__ is nn.Sequential):
+        chains: list[Any] = [module for module in self.model.modules() if class_of(module) is nn.Sequential]
+        for chain in chains:
             for module, following in pairwise(chain):
                 if module in leaves:
                     previous.setdefault(following, []).append(leaves[module])
@@ -270,7 +271,7 @@ class ActivationRounding:
 
 def _is_called_function(layer: Layer) -> bool:
     """Return whether this is an operation that the module computes by calling a function of PyTorch."""
-    return layer.part is not None and layer.module.__class__ not in KINDS
+    return layer.part is not None and class_of(layer.module) not in KINDS
 
 
 def _round_tensors(value: Any, rounding: Any) -> Any:

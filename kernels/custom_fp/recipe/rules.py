@@ -12,6 +12,7 @@ A rule in a recipe has these keys:
               that follow attention (model_parts.py). router.linear() selects the calls of routers.
     first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
               modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects no layer.
+              Operations are only selected and counted if the rule matches nothing else.
     role      One role or a list of roles. Some roles are parts of products (custom_fp.layers.products). input, weight
               and output_gradient are the operands, and result is the result. accumulator rounds every product of two
               values and every partial sum. Other roles apply to any layer. activation is the layer's input and output,
@@ -118,6 +119,7 @@ class Rule:
         if self.first_layers is None and self.last_layers is None:
             return None
         matching = [layer for layer in layers if self.matches_any_role(layer)]
+        matching = [layer for layer in matching if not layer.is_call] or matching
         from_start, from_end = (_number(n, len(matching)) for n in (self.first_layers, self.last_layers))
         return {*matching[:from_start], *matching[len(matching) - from_end :]}
 

@@ -57,7 +57,7 @@ class NativeScaled(ScaledReference):
         if not (-math.inf < low and high < math.inf and before > 0):  # NaN, infinity, or no history
             super().quantize_delayed(x, magnitudes, fmt, records, rule, out)
             return
-        own = max(-low, high)
+        own = max(high, -low)  # not -0.0 if x is zero
         if records and own > magnitudes[0].item():
             magnitudes[0] = own
         if own > before:

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from custom_fp.formats.tabulated_format import Number, Tabulated
 
-_NAME = re.compile(r"lns(\d)_(\d\d?)")
+_NAME = re.compile(r"lns([0-9])_([0-9][0-9]?)")
 
 
 @dataclass(frozen=True)

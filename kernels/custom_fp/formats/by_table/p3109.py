@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from custom_fp.formats.tabulated_format import Number, Tabulated, power
 
-_NAME = re.compile(r"(?:p3109_k|binary)([1-9]\d?)p([1-9]\d?)([su])([ef])")
+_NAME = re.compile(r"(?:p3109_k|binary)([1-9][0-9]?)p([1-9][0-9]?)([su])([ef])")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from custom_fp.formats.tabulated_format import Number, Tabulated, magnitude, power
 
-_NAME = re.compile(r"posit([1-9]\d?)(?:es(\d))?")
+_NAME = re.compile(r"posit([1-9][0-9]?)(?:es([0-9]))?")
 
 
 @dataclass(frozen=True)

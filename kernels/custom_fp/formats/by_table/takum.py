@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from custom_fp.formats.tabulated_format import Number, Tabulated, magnitude, power
 
-_NAME = re.compile(r"takum([1-9]\d?)")
+_NAME = re.compile(r"takum([1-9][0-9]?)")
 
 
 @dataclass(frozen=True)
