@@ -52,7 +52,7 @@ class SearchDisplay(Display):
         self.held_back = max(0, (further or 0) - (self._submitted - self._ended))
 
     def _best_text(self, job: Job) -> str:
-        return describe_smallest(self._states)
+        return describe_smallest(self._results, self._states)
 
     def _seconds_left(self, fractions: float) -> float | None:
         return super()._seconds_left(fractions) if self._is_cost_known else None

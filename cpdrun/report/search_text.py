@@ -36,7 +36,7 @@ from cpdrun.search.results import (
     Results,
     SearchResult,
     baseline_labels,
-    baseline_problem,
+    ladder_problem,
     tuned_arms,
 )
 from cpdrun.shell.terminal import plain_table
@@ -44,6 +44,7 @@ from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.ladder import Width
 from cpdrun.study import choices
 from cpdrun.study.axes import axis_text, short_titles
+from cpdrun.study.formats import mean_text
 from cpdrun.study.verdicts import MARKS
 
 # The largest number of ladders that are listed one by one.
@@ -155,7 +156,7 @@ def _answer(results: Results, state: LadderState) -> str:
         "search_answer.j2",
         ladder=ladder.label,
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
-        problem=baseline_problem(results, ladder.baseline),
+        problem=ladder_problem(results, ladder),
         margin_problem=results.margin.problem,
         margin=tolerance_text(results),
         baseline=results.question.baseline_name + _at(results, ladder.baseline),
@@ -178,7 +179,7 @@ def _candidate(
     """Return the template variables of one candidate."""
     counts, metric = state.failures[candidate.name], results.metric
     format_name, at = format_of(candidate, state.ladder), _at(results, candidate.name)
-    short_name = f"{format_name} ({candidate.bits:g} bits){at}"
+    short_name = f"{format_name} ({_bits_text(results, candidate)}){at}"
     gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
     return {
         "name": _named(results, candidate, state.ladder),
@@ -201,9 +202,16 @@ def _candidate(
 
 def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
     """Return a candidate's full name: "e3m0 (4 bits) with APS at lr 0.1"."""
-    name, bits = format_of(candidate, ladder), f"({candidate.bits:g} bits)"
+    name, bits = format_of(candidate, ladder), f"({_bits_text(results, candidate)})"
     common = "" if name == candidate.label else f" {ladder.label}"
     return f"{name} {bits}{common}{_at(results, candidate.name)}"
+
+
+def _bits_text(results: Results, candidate: Candidate) -> str:
+    """Return a candidate's bits as text: "4 bits", or of a recipe "6.2 bits on average" or "4.5 bits planned"."""
+    if (mean := results.mean_bits(candidate)) is not None:
+        return mean_text(mean)
+    return f"{candidate.bits:g} bits" + (" planned" if results.question.axis.key == choices.RECIPE else "")
 
 
 def _above_start(state: LadderState) -> tuple[str, bool]:
@@ -339,8 +347,10 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
     tuning = results.question.tuning
     tuned = [", ".join(short_titles(tuning.keys).values())] if tuning else []
     own_spread = ["own spread"] if has_own else []
+    is_recipe = results.question.axis.key == choices.RECIPE
     table = plain_table(
-        ["candidate", *tuned], ["bits", "pairs", f"difference{results.metric.points}", *own_spread]
+        ["candidate", *tuned],
+        ["mean bits" if is_recipe else "bits", "pairs", f"difference{results.metric.points}", *own_spread],
     )
     # If the table is too wide, only this column is wrapped, because the others would lose digits.
     table.add_column(
@@ -358,7 +368,8 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
                 gap = results.metric.show_between(judgement.mean, judgement.low, judgement.high)
                 words = _verdict_text(results, state, candidate, judgement, width)
                 mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
-                numbers = [f"{candidate.bits:g}", str(judgement.pairs), gap, *own]
+                size = _bits_text(results, candidate).replace(" bits", "").replace(" on average", "")
+                numbers = [size, str(judgement.pairs), gap, *own]
                 table.add_row(candidate.label, *chosen, *numbers, mark)
     return table
 
@@ -382,11 +393,13 @@ def _verdict_text(
 # ---- Progress, the next runs, and the cost
 
 
-def describe_smallest(states: Sequence[LadderState]) -> str:
+def describe_smallest(results: Results, states: Sequence[LadderState]) -> str:
     """Name the certified candidate with the fewest bits, or "none certified yet"."""
     found = [state.answer[0] for state in states if state.answer is not None]
     best = min(found, key=lambda candidate: candidate.bits, default=None)
-    return "none certified yet" if best is None else f"smallest certified {best.label} ({best.bits:g} bits)"
+    if best is None:
+        return "none certified yet"
+    return f"smallest certified {best.label} ({_bits_text(results, best)})"
 
 
 def describe_news(

@@ -23,7 +23,7 @@ from cpdrun.study.verdicts import MARKS
 # The names in `Group.figures` of what a worker keeps in memory, keyed by column heading.
 KEPT = {"model": "model_bytes", "optimizer": "optimizer_bytes", "activations": "activation_bytes"}
 
-OWN_SPREAD = "own spread"
+OWN_SPREAD, MEAN_BITS = "own spread", "mean bits"
 _BITS_TITLE = "bits per parameter and step"
 _OPERATIONS_TITLE, _AREA_TITLE = "bit operations a step", "transistors a unit"
 OPERATIONS, MACS, AREA = "bit_operations_per_step", "macs_per_step", "transistors_per_mac"
@@ -65,7 +65,8 @@ class Shown:
 def frame(study: Study) -> pd.DataFrame:
     """Return table.csv, with one row per group.
 
-    The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd and diverged.
+    The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd and diverged. The bits of
+    a recipe are the mean over its operands if they were counted (`Group.mean_operand_bits`), and otherwise planned.
     bits_per_parameter_per_step is added if any run recorded it.
 
     `format` holds what is compared, such as the recipe in a sweep of recipes. The gradients' format is then in
@@ -163,7 +164,8 @@ def means(study: Study) -> Shown:
 def _means(study: Study, is_short: bool) -> Shown:
     axes = [axis for axis in _axes(study) if axis != study.bits_axis.key]
     chain = _coverage(study) | _chain(study)
-    labels = [axis_title(study.bits_axis.key), "bits", *map(axis_title, axes), *chain]
+    bits = "bits" if all(group.mean_operand_bits is None for group in study.groups) else MEAN_BITS
+    labels = [axis_title(study.bits_axis.key), bits, *map(axis_title, axes), *chain]
     own = ["own ±" if is_short else OWN_SPREAD] if has_own_spread(study) else []
     unit = f", {study.metric.points.strip()}" if study.metric.points else ""
     sign = "" if study.metric.higher_is_better else ", +: better"
@@ -174,7 +176,10 @@ def _means(study: Study, is_short: bool) -> Shown:
     for i, group in enumerate(study.groups):
         gap = study.against_baseline(group)
         shown = "-" if gap is None else gap_text(study.metric, gap).replace(study.metric.points, "", 1)
-        labels_of_row = [*_labels(group, axes), *(column[i] for column in chain.values())]
+        labels_of_row = [
+            *_labels(group, axes, has_means=bits == MEAN_BITS),
+            *(column[i] for column in chain.values()),
+        ]
         figures = [str(len(group.values)), mean_texts[i], shown]
         figures += [_own_spread(study, gap, is_short)] if own else []
         verdict = _verdict(study, group)
@@ -383,10 +388,17 @@ def _axes(study: Study) -> list[str]:
     return [*([FORMAT] if held else []), "aps", "world_size", *study.axes, *tuned]
 
 
-def _labels(group: Group, axes: list[str]) -> list[str]:
-    """Return the cells that identify a group: name, bits and values on the axes."""
-    bits = group.bits
+def _labels(group: Group, axes: list[str], *, has_means: bool = False) -> list[str]:
+    """Return the cells that identify a group: name, bits and values on the axes.
+
+    With `has_means`, the bits are means. If the products of a candidate were not counted, its bits are planned.
+    """
+    bits, mean = group.bits, group.mean_operand_bits
     size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)
+    if mean is not None:
+        size = f"{mean:.3g}"
+    elif has_means and not group.is_baseline:
+        size = f"{size} planned"
     return [group.name, size, *(axis_text(group.keys[a]) for a in axes)]
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from cpdrun.config.manifest import LEDGER, read_ledger
 from cpdrun.config.script import is_script
+from cpdrun.costmodel.costs import rounded_share
 from cpdrun.search.initial_width import (
     choose_starts,
     predicted_width,
@@ -24,6 +25,8 @@ from cpdrun.stats.failures import are_identical
 from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import mean
 from cpdrun.study.answers import finite
+from cpdrun.study.collect import RECIPE
+from cpdrun.study.formats import mean_operand_bits
 from cpdrun.study.margin import Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
 from cpdrun.study.search_results import RunResults
@@ -160,6 +163,12 @@ class Results(RunResults):
         aside, values = self.question.tuning.seeds, self.ended.values.get(name, {})
         return {seed: value for seed, value in values.items() if seed not in aside}
 
+    def mean_bits(self, candidate: Candidate) -> float | None:
+        """Return the mean operand bits of a recipe, or None if they were not counted or if no recipes are compared."""
+        if self.question.axis.key != RECIPE:
+            return None
+        return mean_operand_bits(self.products.get(self.chosen.get(candidate.name, candidate.name)))
+
     def is_identical(self, candidate: Candidate) -> bool:
         """Return True if a candidate equals its baseline bit for bit."""
         ours, theirs = (self.fingerprints.get(name, {}) for name in (candidate.name, candidate.baseline))
@@ -176,7 +185,7 @@ class Results(RunResults):
 
     def answerable_states(self) -> list[LadderState]:
         """Return the ladders whose candidates can be compared with their baseline."""
-        return [state for state in self.states() if not baseline_problem(self, state.ladder.baseline)]
+        return [state for state in self.states() if not ladder_problem(self, state.ladder)]
 
 
 def observed_run(results: Results, baseline: str) -> RunKey | None:
@@ -212,6 +221,39 @@ def pair_differences(results: Results) -> dict[str, list[float]]:
             pairs.ours, pairs.baseline, higher_is_better=rules.higher_is_better, worst=rules.worst
         )
     return found
+
+
+def ladder_problem(results: Results, ladder: Ladder) -> str | None:
+    """Return why a ladder's candidates cannot be compared with their baseline, as a clause for a message, if so."""
+    return baseline_problem(results, ladder.baseline) or _coverage_problem(results, ladder)
+
+
+def _coverage_problem(results: Results, ladder: Ladder) -> str | None:
+    """Return why a candidate of a script has a smaller coverage than search.min_coverage, if so.
+
+    The products of cpdrun's own runs are counted before the first run (`cpdrun.train.preflight.check`), but those of a
+    script only in its first run. Candidates that round products as their baseline does need no coverage.
+    """
+    question, least = results.question, results.question.settings.min_coverage
+    precision = question.config(ladder.baseline).get("precision")
+    for candidate in (candidate for width in ladder.widths for candidate in width):
+        name = results.chosen.get(candidate.name, candidate.name)
+        products, config = results.products.get(name), question.config(candidate.name)
+        if not least or not products or not is_script(config) or config.get("precision") == precision:
+            continue
+        share, label = rounded_share(products), candidate.label.removesuffix(f" {ladder.label}")
+        if math.isnan(share):
+            return (
+                f"the coverage of {label} was not counted ({products.get('problem', 'no products')}), so it "
+                "may be less than search.min_coverage. To search all the same, add search.min_coverage=0"
+            )
+        if share < least:
+            return (
+                f"{label} rounds only {math.floor(100 * share)} % of the multiply-accumulates, so a "
+                "certificate would say little about it. The logs of its runs name the others. To search all the same, "
+                f"add search.min_coverage={math.floor(100 * share) / 100:g}"
+            )
+    return None
 
 
 def baseline_problem(results: Results, baseline: str) -> str | None:
@@ -305,7 +347,8 @@ class CandidateResult:
 
     Attributes:
         candidate: The label of the candidate.
-        bits: The bit width.
+        bits: The bit width. A recipe has its planned bits, which decide the order of the candidates.
+        mean_operand_bits: The mean bits of the operands of a recipe's products; None if they were not counted.
         verdict: The verdict.
         pairs: The number of pairs.
         settled_at: The number of pairs after which the candidate was certified or refuted; None while it is open.
@@ -329,6 +372,7 @@ class CandidateResult:
 
     candidate: str
     bits: float
+    mean_operand_bits: float | None
     verdict: Verdict
     pairs: int
     settled_at: int | None
@@ -443,7 +487,7 @@ def _ladder_result(results: Results, state: LadderState) -> LadderResult:
     answer, ladder = state.answer, state.ladder
     return LadderResult(
         chain=ladder.label,
-        problem=baseline_problem(results, ladder.baseline),
+        problem=ladder_problem(results, ladder),
         smallest=answer[0].label if answer else None,
         bits=answer[0].bits if answer else None,
         started_at=ladder.widths[ladder.start][0].bits,
@@ -460,6 +504,7 @@ def _candidate_result(
     return CandidateResult(
         candidate=candidate.label,
         bits=candidate.bits,
+        mean_operand_bits=results.mean_bits(candidate),
         verdict=width.verdict_of(judgement),
         pairs=judgement.pairs,
         settled_at=judgement.settled_at,

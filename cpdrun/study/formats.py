@@ -4,6 +4,7 @@ A record may name a Python module that defines a format of the user's own. This 
 directory may come from anyone. The bit widths of such formats come from format.json, which the launcher wrote.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -85,6 +86,17 @@ def bits(name: object) -> int | float | None:
     """
     fmt = parse(name)
     return fmt.bits if fmt is not None else name.bits if isinstance(name, Recorded) else None
+
+
+def mean_operand_bits(products: Mapping[str, Any] | None) -> float | None:
+    """Return the mean bits of the operands of a step's products from the record, or None if some were not counted."""
+    found = (products or {}).get("mean_operand_bits")
+    return float(found) if is_number(found) and found > 0 and not (products or {}).get("uncounted") else None
+
+
+def mean_text(bits: float) -> str:
+    """Return a mean number of bits as text, such as "6.21 bits on average"."""
+    return f"{bits:.3g} bits on average"
 
 
 def exponent_bits(name: object) -> int | None:

@@ -18,7 +18,7 @@ from cpdrun.stats.failures import Failure, Runs
 from cpdrun.stats.means import mean
 from cpdrun.study import formats
 from cpdrun.study.axes import BitsAxis, axis_text, axis_title, is_scaling, plain
-from cpdrun.study.collect import CASE
+from cpdrun.study.collect import CASE, RECIPE
 from cpdrun.study.formats import Choice
 
 WITH_APS, WITHOUT_APS = "with APS", "without APS"
@@ -192,8 +192,20 @@ class Group:
 
     @property
     def bits(self) -> int | float | None:
-        """The bit width of the format or the named case. None if it is unknown."""
-        return formats.bits(self.format if self.rounds is None else self.rounds)
+        """The bit width of the format or the named case. None if it is unknown.
+
+        A recipe has its mean operand bits, if they were counted, and otherwise its planned bits.
+        """
+        planned = formats.bits(self.format if self.rounds is None else self.rounds)
+        return planned if self.mean_operand_bits is None else self.mean_operand_bits
+
+    @property
+    def mean_operand_bits(self) -> float | None:
+        """The mean bits of both operands over the multiply-accumulates of a step of a recipe. None if unknown.
+
+        Shares of block scales count, and float32 products count with 32 bits.
+        """
+        return None if self.axis.key != RECIPE else formats.mean_operand_bits(self.products)
 
     @property
     def name(self) -> str:
@@ -202,9 +214,11 @@ class Group:
 
     @property
     def title(self) -> str:
-        """The format's name with its bit width, such as `e3m0 (4 bits)`."""
-        bits = formats.bits(self.format)
-        size = "unknown format" if bits is None else f"{bits} bits"
+        """The format's name with its bit width, such as `e3m0 (4 bits)` or `nvfp4 (6.2 bits on average)`."""
+        bits, mean = formats.bits(self.format), self.mean_operand_bits
+        size = (
+            "unknown format" if bits is None else f"{bits} bits" if mean is None else formats.mean_text(mean)
+        )
         return (
             f"{self.name} (hybrid: {size}, {self.hybrid} in fp32)" if self.hybrid else f"{self.name} ({size})"
         )

@@ -6,6 +6,7 @@ A cell is one combination of values on an experiment's axes, except for the seed
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.script import SCRIPT, direction_of, judged_by
@@ -36,6 +37,7 @@ class RunResults:
         core_seconds: The sum of wall time x processes x threads over these runs.
         fingerprints: The known fingerprints of runs, keyed by cell name and seed.
         metrics: All metrics of each run with a value, keyed by cell name.
+        products: The recorded products of a training step, keyed by cell name.
         classes: The number of classes. NaN if unknown.
         samples: The number of test samples. NaN if unknown.
         compared: The compared metric, with default decimals. None until a run has ended.
@@ -49,6 +51,7 @@ class RunResults:
         self.core_seconds = 0.0
         self.fingerprints: dict[str, dict[int, str]] = {}
         self.metrics: dict[str, list[dict[str, float | None]]] = {}
+        self.products: dict[str, dict[str, Any]] = {}
         self.classes = self.samples = math.nan
         self.compared: Metric | None = None
         self._asked_metric = metric
@@ -83,6 +86,8 @@ class RunResults:
         self.core_seconds += self.seconds[-1] * config["nproc"] * config["threads"]
         self.classes = _first(self.classes, as_float(done.num_classes))
         self.samples = _first(self.samples, as_float(done.test_samples))
+        if done.products is not None:
+            self.products[name] = done.products
         metric = self._metric_of(done).name
         if done.status is not Ending.DIVERGED and metric not in done.metrics:
             self.fail(key, Failure.UNKNOWN)

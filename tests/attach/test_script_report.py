@@ -5,11 +5,12 @@ import pytest
 from cpdrun.config.errors import ConfigError
 from cpdrun.launch import Job
 from cpdrun.launch.session import write_configs
-from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, write_json
+from cpdrun.record import Best, Ending, LoggedRow, Result, SweepDir, read_json, write_json
 from cpdrun.record.measure import MEASURES
+from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import ignored_texts
 from cpdrun.search.question import ask
-from cpdrun.search.results import Results, baseline_problem
+from cpdrun.search.results import Results, baseline_problem, ladder_problem
 from cpdrun.study import ReportUsageError
 from cpdrun.study.collect import collect, ignored
 from cpdrun.study.reader import read_study
@@ -101,3 +102,63 @@ def test_a_search_for_a_metric_of_unknown_direction_is_an_error(here):
     with pytest.raises(ConfigError, match=r"script.direction.reward=min"):
         ask(["script=train.py", "format=fp32,e4m3", "search.metric=reward"])
     ask(["script=train.py", "format=fp32,e4m3", "search.metric=reward", "script.direction.reward=max"])
+
+
+def rounded(share):
+    """The record of a script that rounds this share of its multiply-accumulates."""
+    formats = {"bf16": share, "fp32": 1 - share}
+    by_format = [
+        {"a": name, "b": name, "accumulator": "fp32", "macs": 1e6 * part} for name, part in formats.items()
+    ]
+    return {"macs_per_step": 1e6, "by_format": by_format}
+
+
+def varied(config):
+    return 0.5 + (config["seed"] * (3 if config["recipe"] == "bf16" else 1) % 5) / 1000
+
+
+@pytest.mark.parametrize(
+    ("products", "typed", "problem"),
+    [
+        (rounded(0.8), (), None),
+        (
+            rounded(0.175),
+            (),
+            "bf16 rounds only 17 % of the multiply-accumulates, so a certificate would say little",
+        ),
+        (rounded(0.175), ("search.min_coverage=0.17",), None),
+        (
+            {"problem": "the model is compiled"},
+            (),
+            "the coverage of bf16 was not counted (the model is compiled)",
+        ),
+        ({"problem": "the model is compiled"}, ("search.min_coverage=0",), None),
+        (None, (), None),  # a record of an earlier version
+    ],
+)
+def test_a_search_asks_before_it_certifies_a_recipe_that_reaches_little(here, products, typed, problem):
+    words = ["script=train.py", "recipe=fp32,bf16", "search.tolerance=0.02", *typed]
+    sweep = made(["recipe=fp32,bf16", "seed=0,1,2,3,4,5"], varied)
+    for run in sweep.runs():
+        if products and "-bf16-" in run.name:
+            write_json(run.done, read_json(run.done) | {"products": products})
+    results = Results(ask(words))
+    (state,) = results.states()
+    found = ladder_problem(results, state.ladder)
+    (answer, *_) = describe_results(results)
+    if problem is None:
+        assert found is None and answer.startswith("CERTIFIED: bf16 (16 bits planned)")
+        return
+    assert found.startswith(problem) and answer.startswith("NO ANSWER") and not results.answerable_states()
+    least = found.rsplit("search.min_coverage=", 1)[1]
+    results = Results(ask([*words, f"search.min_coverage={least}"]))
+    assert ladder_problem(results, state.ladder) is None
+
+
+def test_a_recipe_of_all_runs_needs_no_coverage(here):
+    """The formats of gradients are compared, and the products of candidates are those of their baseline."""
+    sweep = made(["format=fp32,e4m3", "recipe=bf16", "seed=0,1,2"], by_format)
+    for run in sweep.runs():
+        write_json(run.done, read_json(run.done) | {"products": rounded(0.1)})
+    results = Results(ask(["script=train.py", "format=fp32,e4m3", "recipe=bf16", "search.tolerance=0.02"]))
+    assert [ladder_problem(results, state.ladder) for state in results.states()] == [None]

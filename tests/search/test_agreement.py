@@ -13,6 +13,7 @@ from cpdrun.report.answers_text import headline
 from cpdrun.report.search_text import describe_results
 from cpdrun.report.study_text import question_notes
 from cpdrun.report.tables import brief, means
+from cpdrun.search.results import search_result
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study.answers import ladder_verdicts
@@ -90,12 +91,18 @@ def test_a_baseline_without_an_ingredient_serves_all_values_of_it(launch, asked,
         lost = 0.3 * (job.config["ingredients"].get("rounding") == "nearest_even")
         noise = 1e-3 * (len(job.config["ingredients"]) * job.config["seed"] % 5)
         done["metrics"]["test_accuracy"] -= lost + noise
+        done["products"] = {"mean_operand_bits": 6.21}
         write_json(job.run.done, done)
         return status
 
     monkeypatch.setattr(instant_executor, "train", worse_to_nearest)
     typed = ("exp=digits_recipes", "recipe=nvfp4", "ingredients.rounding=stochastic,nearest_even")
-    results, *_ = launch(asked(*typed, "search.baseline.recipe=bf16"), tmp_path / "found")
+    results, printed, _ = launch(asked(*typed, "search.baseline.recipe=bf16"), tmp_path / "found")
+    assert "stochastic" in printed and "(6.21 bits on average)" in printed
+    lines = describe_results(results)
+    assert all("nvfp4 (6.21 bits on average)" in line for line in lines if line.startswith(("CERT", "REF")))
+    found = [candidate for chain in search_result(results).chains for candidate in chain.candidates]
+    assert {(candidate.bits, candidate.mean_operand_bits) for candidate in found} == {(4.5, 6.21)}
     mine = told(results)
     assert reported(results) == mine
     verdicts = {label.split()[-1]: found[0] for label, found in mine.items()}

@@ -60,22 +60,22 @@ def plain() -> dict:
 def test_a_step_in_float32(plain):
     macs = plain["macs_per_step"]
     assert kinds(plain) == {("fp32", "fp32", "fp32"): macs} and macs > 10**6
-    assert plain["bit_operations_per_step"] == macs * 32 * 32
+    assert plain["bit_operations_per_step"] == macs * 32 * 32 and plain["mean_operand_bits"] == 32
 
 
 @pytest.mark.parametrize(
-    ("words", "operands", "accumulator", "bits"),
+    ("words", "operands", "accumulator", "bits", "mean"),
     [
-        ([f"precision.{key}=e4m3" for key in ("activations", "weights", "errors")], "e4m3", "fp32", 64),
-        (["recipe=mxfp8"], "e4m3fn", "fp32", 64),
-        (["recipe=pure_fp16"], "fp16", "fp16", 256),
+        ([f"precision.{key}=e4m3" for key in ("activations", "weights", "errors")], "e4m3", "fp32", 64, 8),
+        (["recipe=mxfp8", "ingredients.head=null"], "e4m3fn", "fp32", 64, 8.25),
+        (["recipe=pure_fp16"], "fp16", "fp16", 256, 16),
     ],
 )
-def test_a_step_in_one_format(plain, words, operands, accumulator, bits):
+def test_a_step_in_one_format(plain, words, operands, accumulator, bits, mean):
     products = found("exp=digits_bits", "format=fp32", "aps=false", *words)
     macs = plain["macs_per_step"]
     assert products["macs_per_step"] == macs and kinds(products) == {(operands, operands, accumulator): macs}
-    assert products["bit_operations_per_step"] == macs * bits
+    assert products["bit_operations_per_step"] == macs * bits and products["mean_operand_bits"] == mean
 
 
 def test_formats_that_differ_by_operand_or_step(plain):
@@ -86,11 +86,14 @@ def test_formats_that_differ_by_operand_or_step(plain):
     delayed = kinds(found("exp=digits_bits", "format=fp32", "aps=false", "recipe=fp8_delayed"))
     assert set(delayed) == {("e4m3fn", "e4m3fn", "fp32"), ("e4m3fn", "e5m2", "fp32")}
     rule = "precision.rules=[{modules: '*', role: [input, weight], format: e4m3, steps: [0, 5]}]"
-    early = kinds(found("exp=digits_bits", "format=fp32", "aps=false", "max_steps=20", "epochs=1", rule))
+    counted = found("exp=digits_bits", "format=fp32", "aps=false", "max_steps=20", "epochs=1", rule)
+    early = kinds(counted)
     forward = delayed["e4m3fn", "e4m3fn", "fp32"]
     assert early["e4m3", "e4m3", "fp32"] == forward * 5 / 20, "a mean over the steps"
     assert early["fp32", "fp32", "fp32"] == macs * 15 / 20
     assert early["e4m3", "fp32", "fp32"] == (macs - forward) * 5 / 20
+    share = forward / macs
+    assert counted["mean_operand_bits"] == pytest.approx((32 * 15 + 5 * (8 * share + 20 * (1 - share))) / 20)
 
 
 def test_a_model_that_does_not_accept_one_sample_is_a_problem_and_not_an_error(monkeypatch):

@@ -30,7 +30,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from cpdrun.attach.intercept.patches import Patches
 from cpdrun.attach.intercept.script import Script
-from cpdrun.train.precision.product_entries import arithmetics, by_elements, operations_entry, products_of
+from cpdrun.train.precision.product_entries import (
+    arithmetics,
+    by_elements,
+    operations_entry,
+    products_of,
+    sum_operand_bits,
+)
 
 MOST_LINES = 12  # of the coverage in the log
 NO_STEP = "the script took no training step with a model that has rules"
@@ -254,7 +260,7 @@ class FirstStepCoverage:
             return {"problem": f"only the first step was counted, and the rules change at step {min(phases)}"}
         share = self.script.workers_per_rank
         by_format = {kind: count / share for kind, count in by_elements(self.coverage).items()}
-        return operations_entry(by_format, self.coverage.uncounted)
+        return operations_entry(by_format, sum_operand_bits(self.coverage) / share, self.coverage.uncounted)
 
     def _by_prefix(self) -> dict[str, tuple[nn.Module, CheckCalled]]:
         """Return the models and their checks, by the prefix of their layers' names. A single model needs no prefix."""

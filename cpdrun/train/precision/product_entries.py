@@ -68,15 +68,20 @@ def arithmetics(model: nn.Module, prefix: str = "") -> dict[str, Arithmetic]:
     return found
 
 
-def operations_entry(by_format: Mapping[Operation, float], uncounted: Collection[str]) -> dict[str, Any]:
+def operations_entry(
+    by_format: Mapping[Operation, float], operand_bits: float, uncounted: Collection[str]
+) -> dict[str, Any]:
     """Return the entry `products` of done.json.
 
     Args:
         by_format: The multiply-accumulates of one worker's step, as `by_elements` counts them.
+        operand_bits: The bits of both operands, summed over these multiply-accumulates (`sum_operand_bits`).
         uncounted: The operators that multiply but cannot be counted.
     """
+    macs = sum(by_format.values())
     return {
-        "macs_per_step": _integer_if_exact(sum(by_format.values())),
+        "macs_per_step": _integer_if_exact(macs),
+        **({"mean_operand_bits": _integer_if_exact(operand_bits / 2 / macs)} if macs else {}),
         "bit_operations_per_step": _integer_if_exact(
             sum(n * _bits(a) * _bits(b) for (a, b, _), n in by_format.items())
         ),
@@ -95,6 +100,14 @@ def by_elements(coverage: Coverage) -> Counter[Operation]:
         a, b = sorted(map(_element, product.operands), key=lambda name: (_bits(name), name))
         counts[a, b, product.accumulator] += count
     return counts
+
+
+def sum_operand_bits(coverage: Coverage) -> float:
+    """Return the bits of both operands, with their shares of scales, summed over all multiply-accumulates."""
+    return sum(
+        count * sum(_bits(name) if _is_integer(name) else parse(name).bits for name in product.operands)
+        for product, count in coverage.macs.items()
+    )
 
 
 def _element(name: str) -> str:

@@ -25,6 +25,7 @@ from cpdrun.train.precision.product_entries import (
     by_elements,
     operations_entry,
     products_of,
+    sum_operand_bits,
 )
 
 
@@ -73,21 +74,28 @@ def step_operations(parts: Parts, batch_size: int) -> dict[str, Any] | None:
     if model_workers_of(parts.model):
         return None
     try:
-        by_format, uncounted = _operations_by_format(parts)
+        by_format, operand_bits, uncounted = _operations_by_format(parts)
     except Exception as error:  # an error of the model must not fail a run that is complete
         return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]}
-    return operations_entry({kind: batch_size * n for kind, n in by_format.items()}, uncounted)
+    by_format = {kind: batch_size * n for kind, n in by_format.items()}
+    return operations_entry(by_format, batch_size * operand_bits, uncounted)
 
 
-def _operations_by_format(parts: Parts) -> tuple[dict[Operation, float], list[str]]:
-    """Return the mean multiply-accumulates per step, for one sample, by the formats of the operands and of the sums."""
+def _operations_by_format(parts: Parts) -> tuple[dict[Operation, float], float, list[str]]:
+    """Return the mean multiply-accumulates per step, for one sample, by the formats of the operands and of the sums.
+
+    Also return the mean of their `sum_operand_bits`, and the operators that cannot be counted.
+    """
     batch, steps = parts.batches.first_samples(1), parts.duration.steps
     starts = [start for start in parts.precision.phase_starts() if start < steps] or [0]
     totals: Counter[Operation] = Counter()
+    operand_bits = 0.0
     uncounted: dict[str, None] = {}
     for start, end in pairwise([*starts, max(steps, 1)]):
         parts.precision.at(start)
         coverage = coverage_of(parts.model, lambda: parts.task.outputs(parts.model, batch))
         uncounted |= dict.fromkeys(coverage.uncounted)
+        operand_bits += sum_operand_bits(coverage) * (end - start)
         totals.update({kind: count * (end - start) for kind, count in by_elements(coverage).items()})
-    return {kind: count / max(steps, 1) for kind, count in totals.items()}, list(uncounted)
+    by_format = {kind: count / max(steps, 1) for kind, count in totals.items()}
+    return by_format, operand_bits / max(steps, 1), list(uncounted)
