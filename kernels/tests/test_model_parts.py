@@ -51,6 +51,9 @@ def names_of(model):
 
 
 BLOCKS = nn.ModuleList([module(norm=nn.LayerNorm(32), fc=linear(), gate=linear(), output=linear())])
+BERT_ATTENTION = module(
+    self=module(query=linear(), key=linear(), value=linear()), output=module(dense=linear())
+)
 HEAD, NO_PART = OUTPUT_HEAD, {}
 MODELS = {
     "the only layer of a model is no head": (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), NO_PART),
@@ -88,9 +91,7 @@ MODELS = {
         {"blocks.0.project": ATTENTION_OUTPUT},
     ),
     "attention of BERT": (
-        module(
-            layer=nn.ModuleList([module(attention=module(output=module(dense=linear())), output=linear())])
-        ),
+        module(layer=nn.ModuleList([module(attention=BERT_ATTENTION, output=module(dense=linear()))])),
         {"layer.0.attention.output.dense": ATTENTION_OUTPUT},
     ),
 }

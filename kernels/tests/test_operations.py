@@ -1,6 +1,7 @@
 """Operations that a module calls in its forward are rounded as layers are, and only in the module that calls them."""
 
 import copy
+import operator
 import pickle
 
 import custom_fp
@@ -525,3 +526,108 @@ def test_first_and_last_count_operations_only_among_themselves():
     assert list(applied.at_first) == ["3"]
     applied = custom_fp.apply_recipe(copy.deepcopy(model), [{"modules": "matmul()", "last": 2, **BF16}])
     assert list(applied.at_first) == ["1.matmul()", "2.matmul()"]
+
+
+class RMSNorm(nn.Module):
+    """The normalization layer of transformers' Gemma, which adds 1 to its weight."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight.float())
+
+
+NORMS = [
+    (nn.LayerNorm(64), (3, 64)),
+    (nn.GroupNorm(2, 64), (3, 64, 5)),
+    (nn.BatchNorm1d(64), (7, 64)),
+    (RMSNorm(64), (3, 64)),
+]
+
+
+@pytest.mark.parametrize(("norm", "shape"), NORMS, ids=lambda value: type(value).__name__)
+def test_the_weights_of_normalization_layers_are_rounded_when_they_are_used(norm, shape):
+    torch.manual_seed(0)
+    net = nn.Sequential(copy.deepcopy(norm))
+    torch.nn.init.normal_(net[0].weight)
+    x, rounded = torch.randn(shape), copy.deepcopy(net)
+    weight = net[0].weight
+    rounded[0].weight.data = custom_fp.quantize(weight.detach(), "mxfp8_e4m3", axis=0)
+    before = weight.detach().clone()
+    expected = gradients(rounded, x)
+    rules = [{"modules": type(norm).__name__, "role": "weight", "format": "mxfp8_e4m3"}]
+    applied = custom_fp.apply_recipe(net, rules)
+    assert_same(gradients(net, x), expected)
+    assert net[0].weight is weight and torch.equal(weight, before)
+    assert dict(net.named_parameters()).keys() == dict(rounded.named_parameters()).keys()
+    for other in (copy.deepcopy(net), torch.compile(net, fullgraph=True, backend="eager")):
+        assert_same(gradients(other, x), expected)
+    assert applied.rounded == {"0": "weight of forward=mxfp8_e4m3"} and not applied.untouched
+    assert applied.coverage(net, x).never_called == []
+
+
+@pytest.mark.parametrize("pattern", ["*", "norm.*", "*attention*", "norm"])
+def test_only_rules_that_name_normalization_layers_round_their_weights(pattern):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.router = nn.LayerNorm(8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.router(self.norm1(x))
+
+    nets = nn.ModuleDict({"norm": Net(), "attention": Net()})
+    rules = [{"modules": [pattern, "router"], "role": "weight", "format": "e3m0", "optional": True}]
+    applied = custom_fp.apply_recipe(nets, rules)
+    assert not any("norm1" in name for name in applied.rounded)
+    named = custom_fp.apply_recipe(Net(), [{"modules": "*norm?", "role": "weight", "format": "e3m0"}])
+    assert list(named.rounded) == ["norm1"]
+
+
+RESULTS = [
+    ("softmax()", lambda x, y: F.softmax(x, -1)),
+    ("softmax()", lambda x, y: torch.softmax(x, dim=-1)),
+    ("softmax()", lambda x, y: x.softmax(-1)),
+    ("add()", lambda x, y: x + y),
+    ("add()", lambda x, y: torch.add(x, y, alpha=2)),
+    ("add()", lambda x, y: (x * 1).add_(y)),
+    ("add()", lambda x, y: operator.iadd(x * 1, y)),
+    ("cross_entropy()", lambda x, y: F.cross_entropy(x, y.softmax(-1), reduction="none")),
+]
+
+
+@pytest.mark.parametrize(("name", "function"), RESULTS)
+def test_results_of_functions_and_their_gradients_are_rounded(name, function):
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+    plain, model = (Called(lambda _, *xs: function(*xs)) for _ in range(2))
+    expected = custom_fp.quantize(plain(x, y), "e4m3")
+    rules = [
+        {"modules": name, "role": "activation", "format": "e4m3"},
+        {"modules": name, "role": "error", "format": "e3m0"},
+    ]
+    applied = custom_fp.apply_recipe(model, rules)
+    assert torch.equal(model(x, y), expected)
+    applied.check_called()
+    x.requires_grad_()
+    error = torch.randn_like(expected)
+    (found,) = torch.autograd.grad(model(x, y), x, error)
+    (dx,) = torch.autograd.grad(plain(x, y), x, custom_fp.quantize(error, "e3m0"))
+    assert torch.equal(found, dx)
+    torch._dynamo.reset()  # otherwise, each case compiles the same code again
+    assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(x, y), expected)
+
+
+def test_rules_for_activations_do_not_select_functions_by_a_wildcard():
+    model = Called(lambda _, x: (x + x).softmax(-1))
+    custom_fp.apply_recipe(model, [{"modules": "*", "role": ["activation", "error"], "format": "e3m0",
+                                    "optional": True}])  # fmt: skip
+    x = torch.randn(3, 8)
+    expected = custom_fp.quantize(x, "e3m0")
+    assert torch.equal(model(x), custom_fp.quantize((expected + expected).softmax(-1), "e3m0"))
+    model = Called(lambda _, x: (x + 1) + torch.arange(3))
+    custom_fp.apply_recipe(model, [{"modules": "add()", "role": "activation", "format": "e3m0"}])
+    x = torch.randn(3)
+    assert torch.equal(model(x), x + 1 + torch.arange(3))

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from driving import HERE, make_job
 
-from cpdrun.launch.attempt.connection import MODULE_VARIABLE, WarmEngine
+from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Job, LaunchOptions
 from cpdrun.launch.local import LocalExecutor
+from cpdrun.parent import RUNNER_VARIABLE
 from cpdrun.record import SweepDir
 
 MakeJob = Callable[..., Job]
@@ -22,7 +23,7 @@ MakeJob = Callable[..., Job]
 def playing() -> Iterator[None]:
     """Processes started in here are engines whose ranks stand_in.py plays."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(MODULE_VARIABLE, "stand_in")
+        patch.setenv(RUNNER_VARIABLE, "stand_in")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
         yield
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from driving import DEADLINE_S, HERE, family, processes_of, wait_for
 
-from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.launch.base import Job
 from cpdrun.launch.cancel import cancel_sweep
 from cpdrun.launch.progress.status import sweep_status
 from cpdrun.launch.summary import training_share
+from cpdrun.parent import RUNNER_VARIABLE
 from cpdrun.record import State, state_of, write_json
 
 
@@ -318,7 +318,7 @@ def test_a_signal_before_the_start_ends_the_command_with_130(tmp_path, number):
     words = ["sweep", "exp=digits_bits", f"results_dir={tmp_path / 'results'}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "cpdrun.cli", *words],
-        env={key: value for key, value in os.environ.items() if key != MODULE_VARIABLE},
+        env={key: value for key, value in os.environ.items() if key != RUNNER_VARIABLE},
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a shell's & and nohup ignore it
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -337,7 +337,7 @@ def test_a_moved_or_deleted_sweep_stops_with_an_error(tmp_path, act):
     typed = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true", "seed=0", "epochs=400", "device=cpu"]
     process = subprocess.Popen(
         [sys.executable, "-m", "cpdrun.cli", "sweep", *typed, f"results_dir={results}"],
-        env={key: value for key, value in os.environ.items() if key != MODULE_VARIABLE},
+        env={key: value for key, value in os.environ.items() if key != RUNNER_VARIABLE},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

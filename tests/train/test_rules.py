@@ -131,7 +131,7 @@ def test_all_outputs_of_layers_that_return_tuples_are_rounded():
         ),
         (
             ALL | {"role": "weight", "modules": "ReLU"},
-            "exactly Linear, Conv1d, Conv2d, Conv3d); the first suitable layers are 0",
+            "Conv3d, or layers that the pattern names: BatchNorm1d); the first suitable layers are 0, 3, 1",
         ),
         (ALL | {"role": "weight", "steps": [7, 9], "format": "fp32"}, None),
     ],

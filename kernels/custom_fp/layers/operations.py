@@ -7,6 +7,12 @@
     grouped_mm()    F.grouped_mm and torch._grouped_mm
     scores, values  The two products of scaled_dot_product_attention (attention.py)
 
+The results of these operations can be rounded as well, and the gradients of the results:
+
+    softmax()        F.softmax, torch.softmax and Tensor.softmax
+    cross_entropy()  F.cross_entropy
+    add()            + and torch.add of two floating-point tensors, such as those of a residual stream
+
 `Operations` holds the arithmetic of these operations for one module. While the module's forward runs, a
 TorchFunctionMode replaces the functions. Only the innermost module acts: what a submodule calls follows the submodule's
 own `Operations`, even if they round nothing. The products of the backward pass belong to the same operation.
@@ -34,12 +40,17 @@ from custom_fp.layers.attention import attend
 from custom_fp.layers.contractions import Contraction, equation_of, multiply_groups, multiply_matrices
 from custom_fp.layers.convolution import Convolution
 from custom_fp.layers.modules import project
-from custom_fp.layers.products import Arithmetic
+from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, Arithmetic, round_gradient
 
 SDPA = "scaled_dot_product_attention"
 SCORES, VALUES = "scores", "values"
 MATMUL, EINSUM, LINEAR, CONV, GROUPED_MM = "matmul()", "einsum()", "linear()", "conv()", "grouped_mm()"
-PARTS = SCORES, VALUES, MATMUL, EINSUM, LINEAR, CONV, GROUPED_MM
+SOFTMAX, CROSS_ENTROPY, ADD = "softmax()", "cross_entropy()", "add()"
+PRODUCT_PARTS = SCORES, VALUES, MATMUL, EINSUM, LINEAR, CONV, GROUPED_MM
+RESULT_PARTS = SOFTMAX, CROSS_ENTROPY, ADD
+PARTS = PRODUCT_PARTS + RESULT_PARTS
+ACTIVATION, ERROR = ("result", FORWARD), ("output_gradient", INPUT_GRADIENT)
+"""The keys, in `Arithmetic.roundings`, of the rounding of the result and of its gradient in `RESULT_PARTS`."""
 
 
 class Operations:
@@ -263,6 +274,38 @@ def _attend(module: Any, *args: Any, **kwargs: Any) -> Any:
     return attend(*args, **kwargs, scores=scores, values=values)
 
 
+def _softmax_by(function: Callable) -> Callable:
+    return lambda module, *args, **kwargs: _with_rounded_result(SOFTMAX, module, function, args, kwargs)
+
+
+def _cross_entropy(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return _with_rounded_result(CROSS_ENTROPY, module, F.cross_entropy, args, kwargs)
+
+
+def _add(module: Any, input: Any, other: Any, *, alpha: float = 1, out: Any = None) -> Any:
+    if not _can_round(input, other) or out is not None:
+        return NotImplemented
+    return _with_rounded_result(ADD, module, torch.add, (input, other), {"alpha": alpha})
+
+
+def _add_(module: Any, input: Any, other: Any, *, alpha: float = 1) -> Any:
+    result = _add(module, input, other, alpha=alpha)
+    return result if result is NotImplemented else input.copy_(result)
+
+
+def _with_rounded_result(part: str, module: Any, function: Callable, args: Any, kwargs: Any) -> Any:
+    """Return the result of a function, with the rounding of the result and of its gradient."""
+    arithmetic = module.attached_operations.use(part, module.training)
+    if not arithmetic:
+        return NotImplemented
+    result = function(*args, **kwargs)
+    gradient_rounding, rounding = (arithmetic.roundings.get(key) for key in (ERROR, ACTIVATION))
+    if gradient_rounding is not None:
+        result = round_gradient(result, gradient_rounding)
+    # An operation in place cannot change the view that round_gradient returns.
+    return result.clone() if rounding is None else rounding(result).to(result.dtype)
+
+
 def _can_round(*tensors: Any) -> bool:
     """Return whether these are the operands of a product that can be rounded."""
     for x in tensors:
@@ -287,5 +330,11 @@ _REPLACEMENTS: dict[Any, Callable] = {
     ),
     Tensor.__rmatmul__: _rmatmul,
     **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+    F.softmax: _softmax_by(F.softmax),
+    torch.softmax: _softmax_by(torch.softmax),
+    Tensor.softmax: _softmax_by(Tensor.softmax),
+    F.cross_entropy: _cross_entropy,
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
+    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), _add_),
     **dict.fromkeys((torch.baddbmm, Tensor.baddbmm), _baddbmm),
 }

@@ -32,9 +32,11 @@ from torch.utils._pytree import tree_leaves
 from custom_fp.formats.scaled_format import base_name
 from custom_fp.layers import products
 from custom_fp.layers.attachment import class_of
+from custom_fp.layers.embedding import QuantEmbedding
 from custom_fp.layers.modules import LAYERS
 from custom_fp.layers.operations import operations_of
 from custom_fp.layers.products import FORWARD, INPUT_GRADIENT, OPERANDS, WEIGHT_GRADIENT, Arithmetic
+from custom_fp.layers.rounded_weight import RoundedWeight
 from custom_fp.recipe.layers import Layer
 from custom_fp.recipe.placement import Placement
 
@@ -284,7 +286,8 @@ class MacCounter(TorchDispatchMode):
     def was_called(self, layer: Layer) -> bool:
         """Return whether the rules for a layer were used, or would have been used in another phase."""
         module = layer.module
-        if class_of(module) is nn.Embedding or (layer.part is None and not module.__dict__.get("arithmetic")):
+        has_no_product = layer.part is None and layer.rounding_class in (QuantEmbedding, RoundedWeight)
+        if has_no_product or (layer.part is None and not module.__dict__.get("arithmetic")):
             return module in self.entered
         return (module, layer.part) in self.called
 

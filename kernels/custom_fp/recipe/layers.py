@@ -14,6 +14,11 @@
     conv()                  F.conv1d, F.conv2d and F.conv3d.
     grouped_mm()            F.grouped_mm and torch._grouped_mm, the products of a mixture of experts. Each group is
                             rounded like a layer of its own.
+    softmax(), cross_entropy(), add()
+                            The results of these functions (role activation) and the gradients of the results (role
+                            error). add() is the sum of two floating-point tensors, as in a residual stream.
+    normalization layers    The affine weight (role weight) of any module without submodules that has a vector named
+                            weight, such as LayerNorm and the RMSNorm classes of model libraries.
 
 Operations have names such as NAME.matmul(), where NAME is the module whose forward calls the function. Other products
 of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a `forward`
@@ -29,11 +34,12 @@ from torch import nn
 
 from custom_fp.layers.attachment import class_of
 from custom_fp.layers.embedding import QuantEmbedding
-from custom_fp.layers.modules import LAYERS
+from custom_fp.layers.modules import LAYERS, Quantized
 from custom_fp.layers.multihead_attention import QuantMultiheadAttention
-from custom_fp.layers.operations import PARTS, SCORES, SDPA, VALUES
+from custom_fp.layers.operations import PARTS, RESULT_PARTS, SCORES, SDPA, VALUES
 from custom_fp.layers.products import FORWARD, PRODUCTS, WEIGHT_GRADIENT
 from custom_fp.layers.products import ROLES as PRODUCT_ROLES
+from custom_fp.layers.rounded_weight import RoundedWeight, is_normalization
 from custom_fp.recipe.model_parts import parts_of
 
 OTHERS = {nn.Embedding: QuantEmbedding, nn.MultiheadAttention: QuantMultiheadAttention}
@@ -93,17 +99,28 @@ class Layer:
         return self.part is not None and self.part.endswith(CALL)
 
     @property
+    def rounding_class(self) -> type[Quantized] | None:
+        """The class whose forward rounds the module, if there is one."""
+        if class_of(self.module) in KINDS:
+            return KINDS[class_of(self.module)]
+        return RoundedWeight if is_normalization(self.module) else None
+
+    @property
     def multiplies(self) -> bool:
-        """Whether the layer has products that can be rounded."""
-        return self.part is not None or class_of(self.module) in KINDS
+        """Whether the layer has operands that can be rounded, such as the affine weight of a normalization layer."""
+        if self.part is not None:
+            return self.part not in RESULT_PARTS
+        return self.rounding_class is not None
 
     @property
     def must_be_named(self) -> bool:
-        """Whether rules must name this kind of layer, because a wildcard such as * does not select its products."""
-        return self.part is not None or class_of(self.module) in OTHERS
+        """Whether rules must name this kind of layer, because a wildcard such as * does not select its operands."""
+        return self.part is not None or (self.multiplies and class_of(self.module) not in LAYERS)
 
     def products(self, role: str) -> tuple[str, ...]:
         """Return the products of the layer in which a role is used."""
+        if self.part is None and self.rounding_class is RoundedWeight:
+            return (FORWARD,) if role == "weight" else ()
         if class_of(self.module) is nn.Embedding:
             return EMBEDDING_PRODUCTS.get(role, ())
         return ROLES[role]
@@ -113,7 +130,7 @@ class Layer:
         if ROLES[role]:
             return self.multiplies and bool(self.products(role))
         if self.part is not None:
-            return False
+            return self.part in RESULT_PARTS and role in ("activation", "error")
         if role == "parameter":
             stored = (*self.module.parameters(False), *self.module.buffers(False))
             return any(

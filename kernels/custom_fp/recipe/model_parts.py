@@ -16,6 +16,7 @@ HEAD_NAMES = {
 }
 ROUTER_NAMES = {"gate", "router"}
 _QUERY = re.compile(r"(?i:to_|w)?q|c_attn")
+_PROJECTION = re.compile(r"(?i:to_|w)?[qkv]|c_attn")  # of queries, keys or values
 _BERT_OUTPUT = "attention.output.dense"
 
 
@@ -39,7 +40,7 @@ def parts_of(model: nn.Module) -> dict[nn.Module, str]:
     found: dict[nn.Module, str] = {}
     for module, name in names.items():
         linear = {key: child for key, child in module.named_children() if class_of(child) is nn.Linear}
-        if any(map(_QUERY.match, linear)) and not _QUERY.match(list(linear)[-1]):
+        if any(map(_QUERY.match, linear)) and not _PROJECTION.match(list(linear)[-1]):
             found[list(linear.values())[-1]] = ATTENTION_OUTPUT
         if name.endswith(_BERT_OUTPUT):
             found[module] = ATTENTION_OUTPUT

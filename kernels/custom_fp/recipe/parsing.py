@@ -13,7 +13,7 @@ from custom_fp.accumulator import Accumulator, is_name, near
 from custom_fp.formats.names import parse
 from custom_fp.formats.scalar import Format
 from custom_fp.formats.tabulated_format import Tabulated
-from custom_fp.layers.operations import PARTS, SDPA
+from custom_fp.layers.operations import PRODUCT_PARTS, SDPA
 from custom_fp.layers.products import OPERANDS, WEIGHT_GRADIENT
 from custom_fp.recipe.layers import CALL, ROLES
 from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
@@ -32,7 +32,7 @@ SHORT_FORMS = {  # short key -> the role of the rule for all modules that the ke
     "accumulator": "accumulator",
 }
 OPERAND_ROLES = tuple(dict.fromkeys(role for roles in OPERANDS.values() for role in roles))
-EVERY_PRODUCT = (*(part for part in PARTS if part.endswith(CALL)), SDPA)
+EVERY_PRODUCT = (*(part for part in PRODUCT_PARTS if part.endswith(CALL)), SDPA)
 MAX_TRANSFORM_SIZE = 1 << 15
 MAX_HISTORY = 1 << 16
 

@@ -17,7 +17,14 @@ from torch.utils._pytree import tree_map
 
 from custom_fp.layers.attachment import add_hooks_, attach_, class_of, is_attached, is_exporting, override_
 from custom_fp.layers.modules import unfused_settings
-from custom_fp.layers.operations import SDPA, operations_of, replace_operations_
+from custom_fp.layers.operations import (
+    ACTIVATION,
+    ERROR,
+    RESULT_PARTS,
+    SDPA,
+    operations_of,
+    replace_operations_,
+)
 from custom_fp.layers.products import PRODUCTS, ROLES, Arithmetic, round_gradient
 from custom_fp.recipe.delayed_scaling import Delayed, Histories
 from custom_fp.recipe.layers import KINDS, Layer
@@ -46,13 +53,19 @@ class Placement:
     def _attach(self, first: int) -> None:
         """Attach the rules to the model, and switch to the rules of step `first`."""
         model, rules, self.phase = self.model, self.rules, -1
-        layers = [layer for layer in rules.layers if layer.multiplies]
+        layers = [layer for layer in rules.layers if layer.multiplies or layer.part]
         # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
         by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
         reached = [layer for layer, arithmetics in by_phase.items() if any(arithmetics)]
-        rounded = {layer.module for layer in reached if class_of(layer.module) in KINDS}
-        for module in rounded:
-            KINDS[class_of(module)].attach_to(module, Arithmetic())
+        # A MultiheadAttention computes its operations itself.
+        rounded = {
+            layer.module: layer.rounding_class
+            for layer in reached
+            if layer.part is None or class_of(layer.module) in KINDS
+        }
+        for module, rounding_class in rounded.items():
+            if rounding_class is not None:
+                rounding_class.attach_to(module, Arithmetic())
         for module, attribute, value in unfused_settings(model) if rounded else ():
             override_(module, attribute, value)
         self.called = [layer for layer in reached if _is_called_function(layer)]
@@ -139,6 +152,8 @@ class Placement:
     def _deciding_rules(self, layer: Layer) -> list[Rule]:
         pairs = [(role, product) for role, products in ROLES.items() for product in products]
         pairs += [("accumulator", product) for product in PRODUCTS]
+        if layer.part in RESULT_PARTS:
+            pairs = [("activation", None), ("error", None)]
         found = [self.rules.deciding_rule(layer, *pair, step) for pair in pairs for step in self.rules.phases]
         return [rule for rule in found if rule is not None]
 
@@ -154,6 +169,9 @@ class Placement:
 
     def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:
         get = self.rules.rounding_for
+        if layer.part in RESULT_PARTS:
+            given = {ACTIVATION: get(layer, "activation", None, step), ERROR: get(layer, "error", None, step)}
+            return Arithmetic({key: rounding for key, rounding in given.items() if rounding})
         roundings = {(role, p): get(layer, role, p, step) for role in ROLES for p in layer.products(role)}
         sums = {p: get(layer, "accumulator", p, step) for p in layer.products("accumulator")}
         accumulators = {p: rounding for p, rounding in sums.items() if rounding}
@@ -194,7 +212,7 @@ class Placement:
         self.histories.load_state_dict(state)
 
     def _add_hooks(self, layers: Sequence[Layer]) -> list[ActivationRounding]:
-        leaves = {layer.module: layer for layer in layers if layer.takes("activation")}
+        leaves = {layer.module: layer for layer in layers if not layer.part and layer.takes("activation")}
         previous: dict[nn.Module, list[Layer]] = {}
         chains: list[Any] = [module for module in self.model.modules() if class_of(module) is nn.Sequential]
         for chain in chains:

@@ -9,7 +9,8 @@ A rule in a recipe has these keys:
               the layer itself. A pattern that ends in () selects operations that modules call in their own forward:
               matmul() everywhere, or blocks.*.matmul(). layers.py lists the layers and operations. output_head, router
               and attention_output select the layers that compute the outputs of the model, that choose experts, and
-              that follow attention (model_parts.py). router.linear() selects the calls of routers.
+              that follow attention (model_parts.py). router.linear() selects the calls of routers. Normalization
+              layers are selected by their own name or class, as in *.norm1 or LayerNorm.
     first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
               modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects no layer.
               Operations are only selected and counted if the rule matches nothing else.
@@ -51,9 +52,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from custom_fp.layers.modules import LAYERS
-from custom_fp.layers.operations import PARTS, SDPA
 from custom_fp.layers.products import OPERANDS
-from custom_fp.recipe.layers import CALL, OTHERS, ROLES, Layer, ends_in_name
+from custom_fp.layers.rounded_weight import RoundedWeight
+from custom_fp.recipe.layers import CALL, ROLES, Layer, ends_in_name
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 
 STORED = {"input": "activation", "weight": "parameter", "output_gradient": "error"}
@@ -96,6 +97,8 @@ class Rule:
             patterns = [pattern for pattern in self.modules if pattern.endswith(CALL)]
         elif layer.must_be_named and ROLES[role]:
             patterns = list(filter(ends_in_name, self.modules))
+            if layer.rounding_class is RoundedWeight and layer.part is None:
+                patterns = [pattern for pattern in patterns if _names_module(pattern, layer)]
         return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
     def matches_any_role(self, layer: Layer) -> bool:
@@ -122,6 +125,15 @@ class Rule:
         matching = [layer for layer in matching if not layer.is_call] or matching
         from_start, from_end = (_number(n, len(matching)) for n in (self.first_layers, self.last_layers))
         return {*matching[:from_start], *matching[len(matching) - from_end :]}
+
+
+def _names_module(pattern: str, layer: Layer) -> bool:
+    """Return whether the last part of a pattern is a name of the module itself or of its class.
+
+    Without this, *attention* would select attention.norm1.
+    """
+    names = (layer.kind, *(name.rpartition(".")[2] for name in layer.names))
+    return any(fnmatchcase(name, pattern.rpartition(".")[2]) for name in names)
 
 
 def _number(count: float | None, total: int) -> int:
@@ -229,11 +241,7 @@ class Rules:
         why = ""
         if of_products:
             why = f" (role {roles} requires layers that are exactly {kinds}"
-            if any(layer.must_be_named for layer in candidates):
-                others = [kind.__name__ for kind in OTHERS] + [
-                    SDPA,
-                    *(part for part in PARTS if CALL in part),
-                ]
+            if others := dict.fromkeys(layer.kind for layer in candidates if layer.must_be_named):
                 why += f", or layers that the pattern names: {', '.join(others)}"
             why += ")"
         return (
