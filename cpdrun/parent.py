@@ -1,4 +1,4 @@
-"""Functions that tie a process to its parent and to its descendants.
+"""The command that runs a module, and functions that tie a process to its parent and to its descendants.
 
 Agents, engines, ranks and scripts use them. Such a process ends when its parent ends, for whatever reason, and it can
 adopt the processes that its own children leave behind.
@@ -7,9 +7,18 @@ adopt the processes that its own children leave behind.
 import ctypes
 import os
 import signal
+import sys
 
 # Options of Linux's prctl.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Tests set this variable to a module that runs the others in processes that have imported torch, or in its own way.
+RUNNER_VARIABLE = "CPDRUN_MODULE_RUNNER"
+
+
+def module_command(module: str) -> list[str]:
+    """Return the command that runs a module in a process of its own. Its arguments are to be appended."""
+    runner = os.environ.get(RUNNER_VARIABLE)
+    return [sys.executable, "-m", *([runner] if runner else []), module]
 
 
 def die_with(parent: int) -> None:

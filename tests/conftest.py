@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 import yaml
-from shared_engine import shared_engines
+from shared_modules import shared_modules
 
 from cpdrun.record import RunDir, write_text
 from cpdrun.sweep import plan
 
-# Ranks, scripts and engines are forked from the fork server of this process, which imports these modules once and runs
-# no operator. Libraries that are not installed are skipped silently.
+# Ranks, scripts, engines and other modules are forked from the fork server of this process, which imports these modules
+# once and runs no operator. Libraries that are not installed are skipped silently.
 PRELOADED = [
     *(
         "torch",
@@ -32,6 +32,7 @@ PRELOADED = [
     ),
     *("cpdrun.train.ranks.rendezvous", "cpdrun.train.rank", "cpdrun.attach.rank", "cpdrun.attach.recorder"),
     *("cpdrun.attach.runner", "cpdrun.attach.intercept.fsdp"),
+    *("cpdrun.whatif.simulate.effects", "cpdrun.train.layers", "custom_fp.vectors.dot_products"),
 ]
 PRELOADED_FOR_SCRIPTS = [
     *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
     # Only the scripts of tests/attach use large libraries besides torch.
     has_scripts = any(item.path.parent.name == "attach" for item in items)
-    modules = PRELOADED + PRELOADED_FOR_SCRIPTS * has_scripts
+    modules = [*PRELOADED, *PRELOADED_FOR_SCRIPTS * has_scripts, "fork_server"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
 
 
@@ -88,10 +89,10 @@ def snapshot(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shared_engines(tmp_path_factory):
-    """Commands that train fork their engine from this process's fork server. tests/launch tests the real start."""
+def _shared_modules(tmp_path_factory):
+    """Processes that need torch are forked from this process's fork server. tests/launch tests the real start."""
     with (
-        shared_engines(tmp_path_factory.mktemp("engines") / "socket") as environ,
+        shared_modules(tmp_path_factory.mktemp("modules") / "socket") as environ,
         pytest.MonkeyPatch.context() as patch,
     ):
         for name, value in environ.items():

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.timeout(1200)  # seconds; compiling takes minutes on a 
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run a program that must end well, and return its output."""
+    """Run a program that must end well, and return its output. pip does not compile the modules that it installs."""
+    env = (os.environ if env is None else env) | {"PIP_NO_COMPILE": "1"}
     done = subprocess.run(
         command, env=env, cwd=cwd, capture_output=True, text=True, timeout=1000, check=False
     )
@@ -34,7 +35,7 @@ class Environment:
         self.site_packages = next((folder / "venv/lib").glob("python*/site-packages"))
         libraries = [path for path in sys.path if path.endswith("site-packages")]
         (self.site_packages / "libraries.pth").write_text("\n".join(libraries))
-        removed = ("PYTHONPATH", "CC", "CXX", "CPDRUN_ENGINE_MODULE")
+        removed = ("PYTHONPATH", "CC", "CXX", "CPDRUN_MODULE_RUNNER")
         env = {key: value for key, value in os.environ.items() if key not in removed}
         self.variables = env | {
             "PATH": str(folder / "venv/bin"),
@@ -92,7 +93,7 @@ def test_installed_wheels_sweep_and_report_with_their_own_kernels(wheels, tmp_pa
         zipfile.ZipFile(wheel).extractall(environment.site_packages)
     backend, file = environment.backend()
     assert backend == "native" and file.startswith(str(tmp_path))
-    axes = ("format=fp32,e4m3", "aps=true", "seed=0", "epochs=1")
+    axes = ("format=e4m3", "aps=true", "seed=0", "epochs=1")
     environment.python("-m", "cpdrun.cli", "sweep", "exp=digits_bits", *axes)
     assert "e4m3" in environment.python("-m", "cpdrun.cli", "report")
     assert (tmp_path / "results/digits_bits/report/report.html").exists()

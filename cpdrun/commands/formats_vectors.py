@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpdrun.arguments import add_json, complete_by, count, several
 from cpdrun.errors import FAILED, OK, UserError, writing
+from cpdrun.parent import module_command
 
 if TYPE_CHECKING:
     from custom_fp.accumulator import Accumulator
@@ -254,7 +255,7 @@ def _compute(name: str, asked: Path, made: Path) -> None:
         NoVectorsError: The process failed. The message ends with the last line of its output.
     """
     done = subprocess.run(
-        [sys.executable, "-m", MODULE, str(asked), str(made)],
+        [*module_command(MODULE), str(asked), str(made)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
         stdout=subprocess.PIPE,

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from cpdrun.config.identity import identity_hash
 from cpdrun.config.yaml_files import foreign_names
 from cpdrun.errors import FAILED, UserError
+from cpdrun.parent import module_command
 from cpdrun.record import Ending, RunDir, SweepDir, check_inside, open_record, read_object, write_json
 
 Effects = dict[str, Any]
@@ -108,7 +108,7 @@ def _compute(run: RunDir, configs: Mapping[str, Mapping[str, Any]]) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "configs.json", Path(folder) / "effects.json"
         given.write_text(json.dumps(configs), encoding="utf-8")
-        command = [sys.executable, "-m", MODULE, str(run.path), str(given), str(out)]
+        command = [*module_command(MODULE), str(run.path), str(given), str(out)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         for _ in range(TRIES):
             done = subprocess.run(

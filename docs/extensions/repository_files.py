@@ -116,6 +116,21 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield page_of(path, repository), context, "page.html"
 
 
+def navigation(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Render the navigation tree once for all pages of files at the same depth. Its links are the same there."""
+    if pagename.startswith("files/"):
+        render, trees = context["toctree"], app.builder.__dict__.setdefault("navigation_trees", {})
+        depth = pagename.count("/")
+
+        def tree(**options: Any) -> str:
+            key = depth, *sorted(options.items())
+            if key not in trees:
+                trees[key] = render(**options)
+            return str(trees[key])
+
+        context["toctree"] = tree
+
+
 def first_page(app: Sphinx, failed: Exception | None) -> None:
     """index.html, which a server and a person look for, leads to the root document."""
     if failed is None and app.builder.format == "html":
@@ -132,6 +147,7 @@ def forget(app: Sphinx, env: Any, docname: str) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_transform(FileLinks)
     app.connect("html-collect-pages", pages)
+    app.connect("html-page-context", navigation, priority=400)  # before the theme renders the tree
     app.connect("env-purge-doc", forget)
     app.connect("build-finished", first_page)
     return {"parallel_read_safe": False}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib.figure
 import pytest
+from shared_modules import SOCKET_VARIABLE
 
 import cpdrun
 from cpdrun.cli import main
@@ -24,7 +25,7 @@ def found(tmp_path_factory):
     """Return the answer of a first call."""
     folder = tmp_path_factory.mktemp("called")
     with socket.socket(socket.AF_UNIX) as client:  # as of a command that is killed at its start
-        client.connect(os.environ["CPDRUN_TEST_ENGINES"])
+        client.connect(os.environ[SOCKET_VARIABLE])
     return cpdrun.sweep(**SMALL, format=["e4m3", "fp32"], aps=False, jobs=2, results_dir=folder, quiet=True)
 
 

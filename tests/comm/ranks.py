@@ -72,10 +72,12 @@ def through_a_file(
     state: dict[str, Any], src: int = 0, group: dist.ProcessGroup | None = None
 ) -> dict[str, Any]:
     """The state that rank src has, saved and loaded by every rank of its group, or by the only process."""
-    kept = [state]
-    if dist.is_initialized():
-        dist.broadcast_object_list(kept, src=src, group=group)
     file = io.BytesIO()
-    torch.save(kept[0], file)
+    if not dist.is_initialized() or dist.get_rank() == src:
+        torch.save(state, file)
+    if dist.is_initialized():
+        saved = [file.getvalue()]  # broadcasting the state itself would pickle its tensors one by one
+        dist.broadcast_object_list(saved, src=src, group=group)
+        file = io.BytesIO(saved[0])
     file.seek(0)
     return torch.load(file, weights_only=True)

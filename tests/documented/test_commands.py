@@ -54,7 +54,7 @@ TINY = "epochs=1 model.width=4"  # such a run takes a second
 SHORTER = {
     "cpdrun sweep exp=digits_bits": f"{TINY} seed=0 format=fp32,e3m0 aps=true",
     "cpdrun predict exp=digits_bits": TINY,
-    "cpdrun search exp=digits_search --report": f"{TINY} --budget 2",
+    "cpdrun search exp=digits_search --report": f"{TINY} format=fp32,e3m0 aps=true --budget 1",
     "cpdrun sweep script=train.py script.args.lr=3e-4,1e-3 format=fp32,e3m0 aps=true seed=0,1": (
         "script.args.lr=3e-4 seed=0"
     ),

@@ -1,7 +1,8 @@
-"""The project that `cpdrun init` writes, as its README has it, with the installed command."""
+"""The project that `cpdrun init` writes, as its README has it."""
 
 import csv
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typed_line import CPDRUN, Ended, type_line
 
 from cpdrun.cli import main
 from cpdrun.config.compose import Composer
@@ -26,15 +28,8 @@ def project(tmp_path) -> Path:
     return tmp_path / "project"
 
 
-def cpdrun(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [Path(sys.executable).with_name("cpdrun"), *words],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def cpdrun(*words: str, cwd: Path) -> Ended:
+    return type_line(shlex.join(["cpdrun", *words]), cwd)
 
 
 def path_of(project: Path) -> str:
@@ -44,18 +39,18 @@ def path_of(project: Path) -> str:
 
 def test_sweep_and_report_with_the_users_model_and_data(project):
     swept = cpdrun("sweep", "--config-dir", "conf", "exp=mine", *SHORT, *AXES, cwd=project)
-    assert swept.returncode == 0, swept.stdout + swept.stderr
+    assert swept.code == 0, swept.said + swept.complained
     runs = list(SweepDir(project / "results" / "mine").runs())
     assert [read_json(run.done)["status"] for run in runs] == ["finished"] * 3
     assert "_target_: waves.network.Conv1d" in runs[0].config.read_text()
     assert {read_json(run.done)["judged_by"] for run in runs} == {"test_balanced_accuracy"}
     reported = cpdrun("report", "--format", "csv,html", cwd=project)
-    assert reported.returncode == 0, reported.stderr
+    assert reported.code == 0, reported.complained
     folder = project / "results" / "mine" / "report"
     with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
         cells = {(row["format"], row["aps"]) for row in csv.DictReader(file)}
         assert cells == {("fp32", "False"), ("e3m0", "False"), ("e3m0", "True")}
-    assert "balanced accuracy" in reported.stdout
+    assert "balanced accuracy" in reported.said
     assert "waves.network.Conv1d" in (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -69,23 +64,23 @@ def test_an_existing_folder_is_not_overwritten(project, capsys):
 
 def test_changed_code_is_noticed_when_the_command_is_typed_again(project):
     words = ("sweep", "--config-dir", "conf", "exp=mine", *SHORT, "format=fp32", "aps=false")
-    assert cpdrun(*words, cwd=project).returncode == 0
-    assert "different code" not in cpdrun(*words, cwd=project).stdout
+    assert cpdrun(*words, cwd=project).code == 0
+    assert "different code" not in cpdrun(*words, cwd=project).said
     (run,) = SweepDir(project / "results" / "mine").runs()
     assert {"cpdrun", "waves.focal", "waves.network", "waves.signals"} <= set(read_json(run.env)["code"])
     with (project / "waves" / "network.py").open("a") as file:
         file.write("# changed\n")
-    again = cpdrun(*words, cwd=project).stdout
+    again = cpdrun(*words, cwd=project).said
     assert "1 done run used different code or data (waves.network)" in again and "Nothing to do" in again
     anew = cpdrun(*words, "--rerun", "changed", cwd=project)
-    assert anew.returncode == 0 and "1 done, 1 to run" in anew.stdout, anew.stdout + anew.stderr
-    assert "different code" not in cpdrun(*words, cwd=project).stdout
+    assert anew.code == 0 and "1 done, 1 to run" in anew.said, anew.said + anew.complained
+    assert "different code" not in cpdrun(*words, cwd=project).said
 
 
 def test_a_sweep_from_another_folder_names_the_missing_module(project, tmp_path):
     lost = cpdrun("sweep", "--config-dir", str(project / "conf"), "exp=mine", cwd=tmp_path)
-    assert lost.returncode == 2
-    assert "cannot import waves.signals.Waves: No module named 'waves'" in lost.stderr
+    assert lost.code == 2
+    assert "cannot import waves.signals.Waves: No module named 'waves'" in lost.complained
 
 
 def test_torchrun_needs_only_the_config_and_gives_the_bits_of_one_process(
@@ -158,7 +153,7 @@ def test_misspelled_names_are_corrected(project):
 )
 def test_the_shell_completes_names_of_the_project(project, typed, offered):
     answer = project / "answer"
-    environment = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9"}
-    environment |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
-    cpdrun(_ARGCOMPLETE="1", cwd=project, **environment)
+    variables = {"COMP_LINE": typed, "COMP_POINT": str(len(typed)), "COMP_TYPE": "9", "_ARGCOMPLETE": "1"}
+    variables |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    subprocess.run([CPDRUN], cwd=project, env=os.environ | variables, timeout=240)
     assert offered in answer.read_text().split("\n")

@@ -18,7 +18,7 @@ DIVERGES = {"gpt_products_small"}  # in its last cell, e2m1 without scales, so t
 FEW = {  # so that a step costs little: samples of the data set, by its class
     "FashionMNIST": ["data.train_samples=64", "data.test_samples=20"],
     "FashionFolder": ["data.train_images=64", "data.test_images=20"],
-    "PydocText": ["data.text_bytes=6000"],
+    "PydocText": ["data.text_bytes=3000", "max_steps=1"],
     "StreetScenes": ["data.train_images=8", "data.test_images=2"],
 }
 

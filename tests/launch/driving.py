@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from script import DEFAULTS
 
-from cpdrun.launch.attempt.connection import MODULE_VARIABLE
 from cpdrun.launch.base import Executor, Job
 from cpdrun.launch.session import write_configs
+from cpdrun.parent import RUNNER_VARIABLE
 from cpdrun.record import SweepDir
 from cpdrun.sweep import plan
 
@@ -67,7 +67,7 @@ def dawdling(file: Path, *, pause_s: float = 0.1, hang_rank: str = "null") -> li
 def training() -> Iterator[None]:
     """Engines started in here train; elsewhere in these tests a stand-in only pretends to."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(MODULE_VARIABLE, raising=False)
+        patch.delenv(RUNNER_VARIABLE, raising=False)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
         yield
 

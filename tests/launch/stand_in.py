@@ -1,6 +1,7 @@
 """An engine whose ranks only pretend to train: the launcher's tests say in the config what a rank does.
 
-    python -m stand_in --warm FD ...      cpdrun.train.engine with another worker
+    python -m stand_in cpdrun.train.engine --warm FD ...      cpdrun.train.engine with another worker
+    python -m stand_in MODULE ...                             any other module as it is
 
 `act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result),
 once_killed (kills itself on the first attempt) or daemon (leaves a process behind). Each of `epochs` takes `epoch_s`
@@ -11,6 +12,7 @@ does not come. The check before the start empties the file `slow_check`, waits w
 """
 
 import os
+import runpy
 import signal
 import sys
 import time
@@ -110,7 +112,8 @@ def check(configs: list[dict]) -> dict[str, list[str]]:
     return {"problems": problems, "notes": []}
 
 
-if __name__ == "__main__":
+def install() -> None:
+    """Let the engine of this process start ranks and checks that only pretend."""
     worker, preflight = map(types.ModuleType, ("cpdrun.train.rank", "cpdrun.train.preflight.check"))
     worker.run_rank, preflight.check = run_rank, check
     sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.check": preflight}
@@ -119,4 +122,12 @@ if __name__ == "__main__":
     cpdrun.train.rank, cpdrun.train.preflight.check = worker, preflight
     # No training step is taken here.
     engine.FIRST_STEP_IMPORTS = ["torch.distributed.launcher.api", "cpdrun.train.ranks.rendezvous"]
-    engine.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "cpdrun.train.engine":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        sys.exit()
+    install()
+    engine.main(sys.argv[2:])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from driving import DEADLINE_S, processes_of, wait_for
 
-from cpdrun.launch.attempt.connection import MODULE_VARIABLE
+from cpdrun.parent import RUNNER_VARIABLE
 from cpdrun.record import RunDir, SweepDir, read_json
 
 KINDS = ("launcher", "warm process", "agent", "engine", "rank")  # scripts/checks/soak.py: 200 kills, of any
@@ -25,7 +25,7 @@ def sweep_command(results: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != MODULE_VARIABLE}
+    return {key: value for key, value in os.environ.items() if key != RUNNER_VARIABLE}
 
 
 def of_kind(kind: str, launcher: int) -> list[int]:

@@ -101,12 +101,14 @@ def _in_this_process(command, **options):
     """Compute effects without importing torch again. Nothing else may be started."""
     from subprocess import CompletedProcess
 
+    from cpdrun.whatif.effects import MODULE
     from cpdrun.whatif.simulate.effects import main as observe
 
-    assert command[1:3] == ["-m", "cpdrun.whatif.simulate.effects"], command
+    assert command[1] == "-m" and MODULE in command[2:4], command
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
-        code = observe(command[3 : command.index("--parent")])  # this process is not a child of itself
+        # This process is not a child of itself.
+        code = observe(command[command.index(MODULE) + 1 : command.index("--parent")])
     return CompletedProcess(command, code, out.getvalue())
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import urllib.request
+from functools import partial
 
 import browser
 import pytest
@@ -201,7 +202,9 @@ def test_failed_and_unreadable_runs_have_ended(new_sweep):
 
 def test_the_command_prints_the_address_and_ends_with_ctrl_c(running):
     command = [sys.executable, "-m", "cpdrun.cli", "report", "--serve", str(running.dir.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # A shell starts its background jobs, such as these tests, with the signal ignored.
+    default_signal = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=default_signal) as process:
         address = process.stdout.readline().split()[0]
         try:
             assert address.startswith("http://127.0.0.1:")

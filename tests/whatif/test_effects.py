@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cpdrun.parent import RUNNER_VARIABLE
 from cpdrun.record import RunDir, SweepDir
 from cpdrun.whatif import effects
 
@@ -36,6 +37,7 @@ def ask(tmp_path, monkeypatch):
         return effects.compute_effects(RunDir(run.path), {"narrow": {"format": "e3m0", "aps": True}})
 
     monkeypatch.setattr(effects, "MODULE", "answers")
+    monkeypatch.delenv(RUNNER_VARIABLE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(effects.__file__).parents[2]}:{':'.join(sys.path)}")
     return asked
 

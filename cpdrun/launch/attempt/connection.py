@@ -11,12 +11,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import IO, Any
 
 from cpdrun.config.script import is_script
+from cpdrun.parent import module_command
 
 ENGINE = "cpdrun.train.engine"
 # The modules whose function `run_rank` runs a rank of cpdrun's own training loop, and of a user's script.
@@ -28,8 +28,6 @@ CHECKER, SCRIPT_CHECKER = (
 )
 KILL_CHECK_S = 0.25  # the interval at which `ask` checks whether the engine was killed
 LEAVING_S = 10.0  # the time that the processes of ranks have to exit after the ranks have ended
-# Tests of the launcher set this variable to the name of a fake engine, whose training they control.
-MODULE_VARIABLE = "CPDRUN_ENGINE_MODULE"
 
 
 class WarmEngine:
@@ -235,7 +233,7 @@ def ask(
 
 
 def engine_command() -> list[str]:
-    return [sys.executable, "-m", os.environ.get(MODULE_VARIABLE, ENGINE)]
+    return module_command(ENGINE)
 
 
 def _start(how: str, theirs: socket.socket, output: IO[str] | None = None) -> subprocess.Popen:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from custom_fp.formats.names import parse
 
 from cpdrun.launch.base import LaunchError
+from cpdrun.parent import module_command
 from cpdrun.record import read_json, write_json
 
 LIMIT_S = 3600.0  # Ranks that have not ended after this time are stopped.
@@ -51,7 +51,7 @@ def calibrate(
     with tempfile.TemporaryDirectory() as folder:
         config_file = Path(folder) / "config.json"
         write_json(config_file, config)
-        command = [sys.executable, "-m", "cpdrun.costmodel.measure", str(config_file), str(out)]
+        command = [*module_command("cpdrun.costmodel.measure"), str(config_file), str(out)]
         command += ["--repeats", str(repeats)]
         if formats:
             command += ["--formats", ",".join(formats)]
@@ -72,7 +72,7 @@ def _compressors(
     """Measure the compressors in one rank, because nothing is exchanged."""
     methods_file, out = folder / "methods.json", folder / "compressors.json"
     write_json(methods_file, dict(methods))
-    command = [sys.executable, "-m", "cpdrun.costmodel.measure", "--compressors", str(methods_file), str(out)]
+    command = [*module_command("cpdrun.costmodel.measure"), "--compressors", str(methods_file), str(out)]
     _run_ranks([*command, "--repeats", str(repeats)], 1, threads, folder)
     return read_json(out) or {}
 

@@ -18,6 +18,7 @@ from cpdrun import __version__
 from cpdrun.launch.base import Finding
 from cpdrun.launch.executors import schedulers
 from cpdrun.launch.machine.resources import cores, gpus, no_place_for_runs
+from cpdrun.parent import module_command
 
 PROBE_TIMEOUT_S = 120
 FREE_GB_WANTED = 1
@@ -64,7 +65,7 @@ def _processor() -> Finding:
 
 def probe() -> dict[str, Any]:
     """Return the output of cpdrun.train.preflight.probe, or {"failure": its last line} if it ends without an answer."""
-    command = [sys.executable, "-m", "cpdrun.train.preflight.probe"]
+    command = module_command("cpdrun.train.preflight.probe")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
         return json.loads(done.stdout.splitlines()[-1])

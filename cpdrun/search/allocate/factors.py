@@ -18,7 +18,6 @@ A run's levels are set by config values:
 import glob
 import itertools
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from custom_fp.formats.names import parse
 
 from cpdrun.config.errors import ConfigError
 from cpdrun.errors import UserError
+from cpdrun.parent import module_command
 from cpdrun.record import read_json, write_json
 from cpdrun.search.settings import GRADIENT, PRODUCTS, Level, ScreenSettings
 
@@ -78,7 +78,7 @@ def ask_layers(config: Mapping[str, Any]) -> list[Layer]:
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "config.json", Path(folder) / "layers.json"
         write_json(given, dict(config))
-        command = [sys.executable, "-m", "cpdrun.train.layers", str(given), str(out)]
+        command = [*module_command("cpdrun.train.layers"), str(given), str(out)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         found = read_json(out)
     if done.returncode or not isinstance(found, list):

@@ -96,6 +96,15 @@ def write_environment(
     )
 
 
+def prepare() -> None:
+    """Compute what is the same for all runs of this process: the versions, and the digest of cpdrun's code.
+
+    This takes half a second. The warm engine calls it once before it forks.
+    """
+    _versions()
+    own_digest()
+
+
 def truncate(diff: str) -> str:
     """Return `diff`, or its first DIFF_BYTES bytes and a line that reports the truncation."""
     data = diff.encode()
@@ -117,10 +126,7 @@ def _versions() -> dict[str, str | None]:
 
 @cache
 def distributions_by_module() -> Mapping[str, list[str]]:
-    """Return the distributions that installed each top-level module.
-
-    This reads all their records, which takes 0.2 s. The warm engine calls it once before it forks.
-    """
+    """Return the distributions that installed each top-level module. This reads all their records."""
     return packages_distributions()
 
 
@@ -138,7 +144,9 @@ def _users_modules() -> Iterator[tuple[str, dict[str, str]]]:
     roots = tuple({str(Path(folder)) + "/" for folder in installed} - {"/"})
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in (*OWN_PACKAGES, "__main__", "__mp_main__") or not isinstance(file, str):
+        if not isinstance(file, str) or file.startswith(roots):
+            continue
+        if name.partition(".")[0] in (*OWN_PACKAGES, "__main__", "__mp_main__"):
             continue
         path = Path(file).absolute()
         if path.suffix == ".py" and not _is_installed(path, roots) and (digest := file_digest(path)):
@@ -167,6 +175,7 @@ def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
     return None
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -21,13 +21,6 @@ from ptx_device import Device, compile_ptx, ptx_of
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
-SOME = {  # a kernel of each kind, each rounding once
-    *("quantize_nearest_even_f32", "quantize_nearest_even_f64", "pack_nearest_even"),
-    "accumulate_toward_zero",
-    *("accumulate_packed_toward_zero", "put_addresses", "matmul_kahan", "scaled_tiles_stochastic"),
-    *("scaled_runs_stochastic", "hadamard", "fused_sum"),
-}
-
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
@@ -35,7 +28,8 @@ def device(tmp_path_factory):
         cupy_nvrtc.getVersion()
     except Exception as error:
         pytest.skip(f"no NVRTC library: {error}")
-    return Device(ptx_of(SOME), nvrtc.source(), tmp_path_factory.mktemp("ptx"), SOME)
+    some = ptx_cases.SOME_KERNELS
+    return Device(ptx_of(some), nvrtc.source(), tmp_path_factory.mktemp("ptx"), some)
 
 
 @pytest.fixture
@@ -59,8 +53,8 @@ def test_bits(to, name):
 def test_products_transforms_and_scales(to, device):
     a, b = to.data(2, 70, 33, kind="normal"), to.data(1, 33, 65, kind="normal")
     for name in ("e5m10", "e4m3"):
-        out, expected = to.empty(2, 70, 65), custom_fp.matmul(a, b, accumulator=name, kahan=True)
-        to.equal("matmul", lambda n=name, o=out: cuda.matmul(a, b, Format.parse(n), True, o), out, expected)
+        out, expected = to.empty(2, 70, 65), custom_fp.matmul(a, b, accumulator=name)
+        to.equal("matmul", lambda n=name, o=out: cuda.matmul(a, b, Format.parse(n), False, o), out, expected)
     x, out = to.data(1, 300, 2), to.empty(1, 300, 2)
     expected = custom_fp.hadamard(x, 64, seed=5, axis=1)
     to.equal("hadamard", lambda: cuda.hadamard(x, 64, 5, False, out), out, expected)

@@ -1,29 +1,36 @@
-"""Start engines by forking one process that has imported everything, instead of importing torch for every sweep.
+"""Run modules of cpdrun by forking one process that has imported everything, instead of importing torch again.
 
-A command that trains starts `python -m cpdrun.train.engine --warm FD`, which spends five seconds on imports. The
-tests set CPDRUN_ENGINE_MODULE to this module. It passes the descriptor, its environment and its working directory to
-a server, which forks a process for them. That process does what the engine does after its imports. The real start is
-tested in tests/launch.
+A command starts other processes by `python -m MODULE ARGUMENTS`: the engine that trains, and modules that simulate
+formats or build a model. Each would spend two to five seconds on imports. The tests set CPDRUN_MODULE_RUNNER to this
+module, so that the command becomes `python -m shared_modules MODULE ARGUMENTS`. This process passes the arguments, its
+environment, its working directory and its descriptors to a server, which forks a process that runs the module. The real
+start is tested in tests/launch and tests/test_wheel.py. With CPDRUN_TEST_STAND_IN, an engine only pretends to train, as
+tests/launch/stand_in.py describes.
 """
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import runpy
 import selectors
 import signal
 import socket
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
-SOCKET_VARIABLE = "CPDRUN_TEST_ENGINES"
+ENGINE = "cpdrun.train.engine"
+SOCKET_VARIABLE = "CPDRUN_TEST_MODULES"
+STAND_IN_VARIABLE = "CPDRUN_TEST_STAND_IN"
 _context = multiprocessing.get_context("forkserver")
 
 
 @contextlib.contextmanager
-def shared_engines(path: Path):
+def shared_modules(path: Path):
     """Accept requests at the socket `path`. The server starts with the first request.
 
     Yields:
@@ -44,7 +51,7 @@ def shared_engines(path: Path):
             return
         servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
         servers[0].start()
-        # If the server dies, commands that wait for an engine would otherwise wait forever.
+        # If the server dies, commands that wait for an answer would otherwise wait forever.
         if is_over not in multiprocessing.connection.wait([servers[0].sentinel, is_over]):
             listener.close()
 
@@ -52,7 +59,7 @@ def shared_engines(path: Path):
     thread.start()
     try:
         yield {
-            "CPDRUN_ENGINE_MODULE": "shared_engine",
+            "CPDRUN_MODULE_RUNNER": "shared_modules",
             SOCKET_VARIABLE: str(path),
             "PYTHONPATH": os.pathsep.join(
                 filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
@@ -69,7 +76,7 @@ def shared_engines(path: Path):
 
 
 def _serve(listener: socket.socket, is_over: socket.socket) -> None:
-    """Fork a process for each connection, kill it when its connection closes, and close the connection when it ends."""
+    """Fork a process for each connection, and kill it when its connection closes. When it ends, send its exit code."""
     from cpdrun.parent import die_with
 
     die_with(os.getppid())
@@ -81,7 +88,7 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
             for key, _ in selector.select():
                 if (
                     key.fileobj is is_over
-                ):  # the tests have ended or were killed; the engines end with this process
+                ):  # the tests have ended or were killed; the processes end with this one
                     os._exit(0)
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
@@ -95,7 +102,7 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
                     pid = os.fork()
                     if pid == 0:
                         selector.close()
-                        _become_engine(json.loads(data), descriptors)
+                        _run(json.loads(data), *descriptors)
                     for descriptor in descriptors:
                         os.close(descriptor)
                     ended = os.pidfd_open(pid)
@@ -105,52 +112,94 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
                     pid, ended, connection = key.data
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    with contextlib.suppress(OSError):
+                        connection.sendall(str(code).encode())
                     selector.unregister(connection)
                     selector.unregister(ended)
                     connection.close()
                     os.close(ended)
 
 
-def _become_engine(request: dict, descriptors: list[int]) -> None:
+def _run(request: dict, output: int, errors: int, control: int | None = None) -> None:
+    """Run the requested module in this process, which was forked for it."""
     from cpdrun.parent import die_with
-    from cpdrun.train import engine
 
+    code = 1
     try:
         die_with(os.getppid())
         os.setsid()
-        control, output, errors = descriptors
         os.dup2(output, 1)
         os.dup2(errors, 2)
         os.environ.clear()
         os.environ |= request["environ"]
         os.chdir(request["folder"])
         sys.path[:] = request["path"]
-        engine.serve_warm(socket.socket(fileno=control))
+        module, *words = request["words"]
+        if control is not None:
+            _engine().serve_warm(socket.socket(fileno=control))
+        else:
+            import torch
+
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+            code = _main(module, words)
     finally:
-        os._exit(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
-def main(words: list[str]) -> None:
+def _engine() -> ModuleType:
+    if os.environ.get(STAND_IN_VARIABLE):
+        importlib.import_module("stand_in").install()
+    return importlib.import_module(ENGINE)
+
+
+def _main(module: str, words: list[str]) -> int:
+    """Run a module as a program, and return its exit code."""
+    if "--parent" in words:  # another process was forked for it, which ends with its parent
+        at = words.index("--parent")
+        del words[at : at + 2]
+    sys.argv = [module, *words]
+    sys.modules.pop(module, None)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def main(words: list[str]) -> int:
     from cpdrun.parent import die_with
 
-    if words[0] != "--warm":
-        from cpdrun.train import engine
-
-        engine.main(words)
-        return
-    control = int(words[1])
-    die_with(int(words[words.index("--parent") + 1]))
+    descriptors = [1, 2]
+    if words[0] == ENGINE:
+        if words[1] != "--warm":
+            _engine().main(words[1:])
+            return 0
+        descriptors.append(int(words[2]))
+    if "--parent" in words:
+        die_with(int(words[words.index("--parent") + 1]))
     environ = {key: value for key, value in os.environ.items() if key != SOCKET_VARIABLE}
-    request = {"environ": environ, "folder": str(Path.cwd()), "path": sys.path}
+    request = {"words": words, "environ": environ, "folder": str(Path.cwd()), "path": sys.path}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[SOCKET_VARIABLE])
         data = json.dumps(request).encode() + b"\n"
-        sent = socket.send_fds(connection, [data], [control, 1, 2])
+        sent = socket.send_fds(connection, [data], descriptors)
         connection.sendall(data[sent:])
-        os.close(control)
-        connection.recv(1)
+        for control in descriptors[2:]:
+            os.close(control)
+        code = int(connection.recv(16) or -signal.SIGKILL)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
