@@ -2,10 +2,10 @@
 
     python scripts/benchmarks/operation_rules.py --output results/reference/numerics/operation_rules.md
 
-All rows are training steps of the same small GPT in turns, so ratios are comparable. `modes` selects operations that the
-model never calls, so it shows what it costs to watch all calls. The last row is a forward and a backward pass with all
-operations whose products are counted, as in the first step of a run. The table contains the smallest processor time of
-each row, because other programs on the machine do not count in it. The script takes about a minute.
+All rows are training steps of the same small GPT in turns, so ratios are comparable. `modes` selects operations that
+the model never calls, so it shows what it costs to watch all calls. The last row is a forward and a backward pass with
+all operations whose products are counted, as in the first step of a run. The table contains the smallest processor time
+of each row, because other programs on the machine do not count in it. The script takes about a minute.
 """
 
 import time
