@@ -167,10 +167,9 @@ def counting_rule(group: str) -> str:
     """Say how the bits of a choice in a config group such as `recipe` are counted."""
     if group == RECIPE:
         return (
-            "A recipe has the mean bits of both operands over the multiply-accumulates of a step, with scales, and "
-            "with 32 bits for products in float32. Until a run has counted them, it has planned bits: those of the "
-            "narrowest format in which matrix products read activations or gradients, or 32 bits if it rounds nothing. "
-            "Recipes are tested in the order of their planned bits."
+            "A recipe has the mean bits of the operands of all multiply-accumulates in a step, including scales and "
+            "32 bits for float32. Planned bits are those of the narrowest format in which products read activations or "
+            "gradients. They decide the order in which recipes are tested."
         )
     return (
         f"A choice of {group} has the bits of the widest format that it rounds to, not counting the format of sums, or "
