@@ -77,6 +77,19 @@ def test_transforms_are_transformer_engines():
     assert torch.equal(custom_fp.hadamard(torch.eye(16), 16, seed=SIGNS), expected)
 
 
+def test_a_scale_that_underflows_is_the_smallest_one_where_transformer_engine_has_zero():
+    """TransformerEngine rounds amax / 6 / t to e4m3fn, which can be 0; here, the block keeps its larger values."""
+    x = torch.zeros(1, 32)
+    small = torch.tensor([2.0**-10.5, 2.0**-11.5, 2.0**-13])
+    x[0, :3], x[0, 16] = small, 448.0
+    t = x.abs().max() / (6 * 448)
+    assert (small[0] / 6 / t).to(torch.float8_e4m3fn) == 0
+    smallest = 2.0**-9 * t
+    assert torch.equal(
+        custom_fp.quantize(x, "nvfp4", axis=-1)[0, :3], torch.tensor([2.0, 1.0, 0.5]) * smallest
+    )
+
+
 @pytest.mark.parametrize("cached", ["fp8_b128_e8m0_rceil", "e5m6"])
 def test_the_weight_gradient_reads_stored_values(cached):
     torch.manual_seed(0)
