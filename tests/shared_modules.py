@@ -4,10 +4,12 @@ A command starts other processes by `python -m MODULE ARGUMENTS`: the engine tha
 formats or build a model. Each would spend two to five seconds on imports. The tests set CPDRUN_MODULE_RUNNER to this
 module, so that the command becomes `python -m shared_modules MODULE ARGUMENTS`. This process passes the arguments, its
 environment, its working directory and its descriptors to a server, which forks a process that runs the module. The real
-start is tested in tests/launch and tests/test_wheel.py.
+start is tested in tests/launch and tests/test_wheel.py. With CPDRUN_TEST_STAND_IN, an engine only pretends to train, as
+tests/launch/stand_in.py describes.
 """
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -19,9 +21,11 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 ENGINE = "cpdrun.train.engine"
 SOCKET_VARIABLE = "CPDRUN_TEST_MODULES"
+STAND_IN_VARIABLE = "CPDRUN_TEST_STAND_IN"
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -133,9 +137,7 @@ def _run(request: dict, output: int, errors: int, control: int | None = None) ->
         sys.path[:] = request["path"]
         module, *words = request["words"]
         if control is not None:
-            from cpdrun.train import engine
-
-            engine.serve_warm(socket.socket(fileno=control))
+            _engine().serve_warm(socket.socket(fileno=control))
         else:
             import torch
 
@@ -145,6 +147,12 @@ def _run(request: dict, output: int, errors: int, control: int | None = None) ->
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _engine() -> ModuleType:
+    if os.environ.get(STAND_IN_VARIABLE):
+        importlib.import_module("stand_in").install()
+    return importlib.import_module(ENGINE)
 
 
 def _main(module: str, words: list[str]) -> int:
@@ -173,9 +181,7 @@ def main(words: list[str]) -> int:
     descriptors = [1, 2]
     if words[0] == ENGINE:
         if words[1] != "--warm":
-            from cpdrun.train import engine
-
-            engine.main(words[1:])
+            _engine().main(words[1:])
             return 0
         descriptors.append(int(words[2]))
     if "--parent" in words:

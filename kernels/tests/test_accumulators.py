@@ -195,7 +195,7 @@ def test_sums_at_the_edges_of_the_fast_paths():
         assert same_bits(custom_fp.matmul(a, b, accumulator=name), by_reference(a, b, how)), name
 
 
-def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path(isa):
+def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path():
     """Test rows that fast panels do not take or must not trust, among rows that they compute: sums that exceed the
     largest value or that of float32, infinities, NaN, -0, subnormals, products of more digits than float32 has."""
     for name in PANELS:
@@ -206,11 +206,14 @@ def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path(isa):
         a = torch.cat([a, torch.full((2, 37), how.sum.max), torch.full((1, 37), 3.0e38)])
         for depth in (1, 5, 37):  # a tree of one term, odd trees
             x, y = a[:, :depth].contiguous(), b[:depth].contiguous()
-            got = custom_fp.matmul(x, y, accumulator=how, seed=SEED)
-            assert same_bits(got, by_reference(x, y, how)), (name, depth)
+            want = by_reference(x, y, how)
+            for isa in native._native.isas():
+                native._native.use_isa(isa)
+                got = custom_fp.matmul(x, y, accumulator=how, seed=SEED)
+                assert same_bits(got, want), (name, depth, isa)
 
 
-def test_aligned_blocks_at_the_limits_of_their_path(isa):
+def test_aligned_blocks_at_the_limits_of_their_path():
     """Test blocks and widths up to the limits of csrc/accumulators/cpu_blocks.h and beyond, with rows that it computes
     among rows that it must leave: zeros of both signs, blocks of zeros, the largest values, which cancel."""
     for name in BLOCKS:
@@ -224,8 +227,10 @@ def test_aligned_blocks_at_the_limits_of_their_path(isa):
         a[8, ::7] = Format.parse(how.operands[0]).smallest_subnormal
         a[9], a[10, 40:] = -0.0, largest
         b[:, 0], b[:, 1], b[::2, 2], b[32:64, 3] = 1.0, -1.0, -0.0, 0.0
-        got = custom_fp.matmul(a, b, accumulator=how)
-        assert same_bits(got, by_reference(a, b, how)), name
+        want = by_reference(a, b, how)
+        for isa in native._native.isas():
+            native._native.use_isa(isa)
+            assert same_bits(custom_fp.matmul(a, b, accumulator=how), want), (name, isa)
 
 
 @pytest.mark.parametrize("device", ["host", pytest.param("cuda", marks=[pytest.mark.gpu, *NO_GPU])])

@@ -202,6 +202,32 @@ def test_compiled_models_record_without_graph_breaks():
     assert all(map(torch.equal, trained(two_optimizers, run), trained(one_optimizer)))
 
 
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+def test_a_compiled_model_with_attention_has_the_bits_of_the_model():
+    torch._dynamo.reset()
+    x, found = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1)), []
+    for is_compiled in (False, True):
+        model = Attention()
+        applied = custom_fp.apply_recipe(model, "fp8_delayed")
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
+        run(x).square().sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        found.append(
+            [*(p.detach() for p in model.parameters()), *applied.state_dict().values(), run(x).detach()]
+        )
+    assert all(map(torch.equal, *found))
+
+
 def test_a_pickled_recipe_keeps_its_histories():
     """pickle saves models without their rules, but `Applied` with its rules and its histories."""
     model = mlp()

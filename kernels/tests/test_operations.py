@@ -9,6 +9,7 @@ import pytest
 import torch
 from custom_fp.layers.contractions import Contraction
 from custom_fp.recipe.files import load, with_ingredients
+from custom_fp.recipe.layers import layers_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -631,3 +632,18 @@ def test_rules_for_activations_do_not_select_functions_by_a_wildcard():
     custom_fp.apply_recipe(model, [{"modules": "add()", "role": "activation", "format": "e3m0"}])
     x = torch.randn(3)
     assert torch.equal(model(x), x + 1 + torch.arange(3))
+
+
+def test_layers_are_recognized_in_a_model_with_a_recipe():
+    """Rounding changes the types of modules, but not which layers and operations they have."""
+
+    def descriptions(model):
+        return [(x.names, x.kind, x.multiplies, x.must_be_named, x.rounding_class) for x in layers_of(model)]
+
+    net = nn.Sequential(Nested(), nn.LayerNorm(8), nn.Embedding(5, 8))
+    before = descriptions(net)
+    rules = [
+        {"modules": ["*", "LayerNorm", "Embedding", "MultiheadAttention"], "role": "weight", "format": "e4m3"}
+    ]
+    custom_fp.apply_recipe(net, rules, operations=True)
+    assert descriptions(net) == before

@@ -27,7 +27,6 @@ from typing import Any
 from soak_processes import BrokenError, start
 
 from cpdrun.errors import INTERRUPTED
-from cpdrun.parent import RUNNER_VARIABLE
 from cpdrun.record import Ending, RunDir, SweepDir, read_manifest
 
 NAME = "searched"
@@ -54,7 +53,6 @@ class Search:
             words,
             self.folder / "log",
             stdout=subprocess.PIPE,
-            env={key: value for key, value in os.environ.items() if key != RUNNER_VARIABLE},
             process_group=0,  # A terminal sends Ctrl-C to a whole process group, so the search needs its own.
         )
 

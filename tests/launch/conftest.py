@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from driving import HERE, make_job
+from shared_modules import STAND_IN_VARIABLE
 
 from cpdrun.launch.attempt.connection import WarmEngine
 from cpdrun.launch.base import Job, LaunchOptions
 from cpdrun.launch.local import LocalExecutor
-from cpdrun.parent import RUNNER_VARIABLE
 from cpdrun.record import SweepDir
 
 MakeJob = Callable[..., Job]
@@ -21,9 +21,9 @@ MakeJob = Callable[..., Job]
 
 @contextlib.contextmanager
 def playing() -> Iterator[None]:
-    """Processes started in here are engines whose ranks stand_in.py plays."""
+    """Engines started in here only pretend to train. They are forked from the fork server: see shared_modules.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(RUNNER_VARIABLE, "stand_in")
+        patch.setenv(STAND_IN_VARIABLE, "1")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
         yield
 

@@ -112,11 +112,8 @@ def check(configs: list[dict]) -> dict[str, list[str]]:
     return {"problems": problems, "notes": []}
 
 
-if __name__ == "__main__":
-    if sys.argv[1] != "cpdrun.train.engine":
-        del sys.argv[0]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        sys.exit()
+def install() -> None:
+    """Let the engine of this process start ranks and checks that only pretend."""
     worker, preflight = map(types.ModuleType, ("cpdrun.train.rank", "cpdrun.train.preflight.check"))
     worker.run_rank, preflight.check = run_rank, check
     sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.check": preflight}
@@ -125,4 +122,12 @@ if __name__ == "__main__":
     cpdrun.train.rank, cpdrun.train.preflight.check = worker, preflight
     # No training step is taken here.
     engine.FIRST_STEP_IMPORTS = ["torch.distributed.launcher.api", "cpdrun.train.ranks.rendezvous"]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "cpdrun.train.engine":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        sys.exit()
+    install()
     engine.main(sys.argv[2:])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from driving import DEADLINE_S, HERE, family, processes_of, wait_for
+from shared_modules import STAND_IN_VARIABLE
 
 from cpdrun.launch.base import Job
 from cpdrun.launch.cancel import cancel_sweep
@@ -40,6 +41,12 @@ def launcher(sweep):
         process.kill()
         process.wait()
     wait_for(lambda: not processes_of(sweep.path), "the end of every process")
+
+
+@pytest.fixture
+def own_engine(monkeypatch):
+    """Launchers start an engine that inherits their signals and imports torch itself."""
+    monkeypatch.setenv(RUNNER_VARIABLE, "stand_in")
 
 
 def result(process: subprocess.Popen) -> tuple[int, dict, str]:
@@ -278,7 +285,7 @@ def test_a_killed_check_is_reported(launcher, sweep):
     assert "was killed, by a user or because the machine is out of memory" in err
 
 
-def test_hangup_is_ignored_under_nohup(sweep):
+def test_hangup_is_ignored_under_nohup(sweep, own_engine):
     """The launcher, the engine and the rank ignore it."""
     request = {"jobs": {"a": {"epochs": 30, "epoch_s": 0.05}}}
     nohup = subprocess.Popen(
@@ -334,10 +341,10 @@ def test_a_signal_before_the_start_ends_the_command_with_130(tmp_path, number):
 @pytest.mark.parametrize("act", ["moved", "deleted"])
 def test_a_moved_or_deleted_sweep_stops_with_an_error(tmp_path, act):
     results = tmp_path / "results"
-    typed = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true", "seed=0", "epochs=400", "device=cpu"]
+    typed = ["exp=digits_bits", "format=e4m3,e3m0", "aps=true", "seed=0", "epochs=400", "model.width=4"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "cpdrun.cli", "sweep", *typed, f"results_dir={results}"],
-        env={key: value for key, value in os.environ.items() if key != RUNNER_VARIABLE},
+        [sys.executable, "-m", "cpdrun.cli", "sweep", *typed, "device=cpu", f"results_dir={results}"],
+        env={key: value for key, value in os.environ.items() if key != STAND_IN_VARIABLE},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -358,7 +365,7 @@ def test_a_moved_or_deleted_sweep_stops_with_an_error(tmp_path, act):
     wait_for(lambda: not processes_of(results), "the end of every process")
 
 
-def test_killed_processes_leave_no_temporary_folders(launcher, sweep, tmp_path, monkeypatch):
+def test_killed_processes_leave_no_temporary_folders(own_engine, launcher, sweep, tmp_path, monkeypatch):
     """torchrun leaves torchelastic_* folders when it is killed. Our engine uses parts of torchrun and makes none."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()

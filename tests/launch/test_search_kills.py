@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from driving import TINY_SEARCH, processes_of, wait_for
+from shared_modules import STAND_IN_VARIABLE
 
 KILLS = 2
 
 
 @pytest.fixture
 def soak_search(monkeypatch):
+    monkeypatch.delenv(STAND_IN_VARIABLE)  # the runs really train
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "checks")
     import soak_search
 

@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch._jit_internal import _qualified_name
-from torch.nn.utils.parametrize import type_before_parametrizations
+from torch.nn.utils.parametrize import is_parametrized
 
 OPERATIONS = "attached_operations"
 OURS = ("arithmetic", OPERATIONS, "attachment")
@@ -177,8 +177,9 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
 
 
 def class_of(module: nn.Module) -> type:
-    """Return the user's class of a module, without the subclasses that fully_shard and parametrizations create."""
-    kind = type_before_parametrizations(module)
+    """Return the user's class of a module, without our subclass and those of fully_shard and parametrizations."""
+    # `type` of a module with rounding is a subclass of the user's class.
+    kind: type = module.__class__.__bases__[0] if is_parametrized(module) else module.__class__
     fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
     if fsdp is not None and kind.__mro__[1] is fsdp.FSDPModule:
         kind = kind.__mro__[2]

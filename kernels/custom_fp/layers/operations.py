@@ -309,7 +309,10 @@ def _with_rounded_result(part: str, module: Any, function: Callable, args: Any, 
 def _can_round(*tensors: Any) -> bool:
     """Return whether these are the operands of a product that can be rounded."""
     for x in tensors:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided or x.is_nested:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_nested:
+            return False
+        # torch.compile cannot trace the layout in a backward pass.
+        if not torch.compiler.is_compiling() and x.layout is not torch.strided:
             return False
     same_dtype = all(x.dtype == tensors[0].dtype for x in tensors)
     return same_dtype or torch.is_autocast_enabled(tensors[0].device.type)

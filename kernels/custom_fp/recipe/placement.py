@@ -150,6 +150,7 @@ class Placement:
             )
 
     def _deciding_rules(self, layer: Layer) -> list[Rule]:
+        pairs: list[tuple[str, str | None]]
         pairs = [(role, product) for role, products in ROLES.items() for product in products]
         pairs += [("accumulator", product) for product in PRODUCTS]
         if layer.part in RESULT_PARTS:

@@ -161,17 +161,28 @@ class Rules:
         starts = {0, *(r.first for r in self.rules), *(r.end for r in self.rules if r.end is not None)}
         self.phases = sorted(step for step in starts if step < self.steps)
         self._selected = {rule: rule.select(layers) for rule in self.rules}
+        self._matching: dict[tuple[Layer, bool], list[Rule]] = {}
 
     def deciding_rule(
         self, layer: Layer, role: str, product: str | None = None, step: int = 0
     ) -> Rule | None:
         """Return the first rule that matches this role of a layer in this product at this step, or None."""
-        for rule in self.rules:
-            selected = self._selected[rule]
-            is_selected = selected is None or layer in selected
-            if rule.applies(role, product, step) and is_selected and rule.matches(layer, role):
+        for rule in self._rules_for(layer, role):
+            if rule.applies(role, product, step):
                 return rule
         return None
+
+    def _rules_for(self, layer: Layer, role: str) -> list[Rule]:
+        """Return the rules that select a layer. Matching patterns takes long, and depends only on the kind of role."""
+        key = layer, bool(ROLES[role])
+        if key not in self._matching:
+            self._matching[key] = [
+                rule
+                for rule in self.rules
+                if ((selected := self._selected[rule]) is None or layer in selected)
+                and rule.matches(layer, role)
+            ]
+        return self._matching[key]
 
     def rounding_for(
         self, layer: Layer, role: str, product: str | None = None, step: int = 0
