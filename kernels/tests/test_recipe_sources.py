@@ -1,5 +1,6 @@
 """Recipes compared with their sources: torchao's FP8 layers, TransformerEngine's signs and DeepSeek's stored tiles."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -140,6 +141,17 @@ def test_deepseeks_accumulator_ignores_the_scales_of_operands():
     x, w = torch.randn(8, 384), layer[0].weight.detach()
     operands = rounded(x, "fp8_b128_e8m0_rceil", -1), custom_fp.quantize(w, "fp8_block128_e8m0_rceil")
     assert torch.equal(layer[0](x), bf16(custom_fp.matmul(operands[0], operands[1].t(), accumulator=name)))
+
+
+def test_mxfp8_may_round_the_weights_of_norms():
+    """Weights close to 1 lie at the end of e4m3fn under the scales of OCP MX: all of them become 0.875."""
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)), torch.randn(8, 64)
+    net[1].weight.data.uniform_(0.9, 0.99)
+    plain = nn.LayerNorm(64)
+    plain.weight.data.fill_(0.875)
+    assert "1" not in custom_fp.apply_recipe(copy.deepcopy(net), "mxfp8").rounded
+    custom_fp.apply_recipe(net, "mxfp8", norm_weights="mxfp8_e4m3")
+    assert torch.equal(net[1](x), plain(x))
 
 
 @pytest.mark.parametrize(

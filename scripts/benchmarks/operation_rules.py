@@ -1,0 +1,85 @@
+"""Measure the cost of rules for operations, and of counting multiply-accumulates in the first step.
+
+    python scripts/benchmarks/operation_rules.py --output results/reference/numerics/operation_rules.md
+
+All rows are training steps of the same small GPT in turns, so ratios are comparable. `modes` selects operations that
+the model never calls, so it shows what it costs to watch all calls. The last row is a forward and a backward pass with
+all operations whose products are counted, as in the first step of a run. The table contains the smallest processor time
+of each row, because other programs on the machine do not count in it. The script takes about a minute.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import custom_fp
+import torch
+import torch.nn.functional as F
+from harness import Report, describe_machine, make_parser, ratio_table
+
+from cpdrun.models.gpt import GPT
+
+BATCH, CONTEXT, SYMBOLS = 8, 64, 256
+SIZE = {"layers": 4, "heads": 4, "width": 192}
+
+
+def make_steps(recipe: str) -> dict[str, Callable[[], object]]:
+    """Return training steps of the same model: without a recipe, with rules for layers, and with operations."""
+    kinds = {
+        "float32": None,
+        f"{recipe}, layers": [],
+        f"{recipe}, layers; modes": ["conv()", "einsum()"],
+        f"{recipe}, layers and all operations": True,
+    }
+    steps: dict[str, Callable[[], object]] = {}
+    for name, operations in kinds.items():
+        torch.manual_seed(0)
+        model = GPT(SYMBOLS, CONTEXT, dropout=0.0, **SIZE)
+        x, y = torch.randint(SYMBOLS, (2, BATCH, CONTEXT))
+        if operations is not None:
+            applied = custom_fp.apply_recipe(model, recipe, operations=operations)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        steps[name] = partial(train_step, model, optimizer, x, y)
+    steps["the same, counted"] = lambda: applied.coverage(model, x)
+    return steps
+
+
+def time_processor(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the smallest processor time of each call, in seconds. The calls take turns."""
+    fastest = dict.fromkeys(calls, float("inf"))
+    for turn in range(repeats + 1):
+        for name, call in calls.items():
+            started = time.process_time()
+            call()
+            if turn:
+                fastest[name] = min(fastest[name], time.process_time() - started)
+    return fastest
+
+
+def train_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    """Take one step of training."""
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--recipe", default="mxfp8")
+    parser.add_argument("--repeats", type=int, default=40)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with Report(arguments.output) as report:
+        report.add("# The cost of rules for operations")
+        report.add(
+            "    python scripts/benchmarks/operation_rules.py --output results/reference/numerics/operation_rules.md"
+        )
+        report.add(describe_machine(threads=1))
+        seconds = time_processor(make_steps(arguments.recipe), arguments.repeats)
+        report.add(ratio_table("a training step", seconds))
+
+
+if __name__ == "__main__":
+    main()
