@@ -519,6 +519,29 @@ def test_a_recipe_for_all_products():
         custom_fp.apply_recipe(Model(), recipe | {"operations": ["matmul"]})
 
 
+def test_rules_for_a_part_of_the_model_select_its_operations_too():
+    """The router of transformers' Mixtral calls F.linear. It stays in the format of routers."""
+
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = Called(lambda self, x: F.linear(x, self.weight))
+            self.gate.weight = nn.Parameter(torch.randn(3, 16))
+            self.experts = Experts(3, 16, 16)
+
+        def forward(self, x):
+            return self.experts(x, ENDS) * self.gate(x).amax(-1, keepdim=True)
+
+    recipe = [
+        {"modules": ["router"], "optional": True, **BF16},
+        {"modules": "*", "role": OPERANDS, "format": "nvfp4"},
+    ]
+    model = nn.Sequential(nn.Linear(16, 16), Mixture())
+    coverage = custom_fp.apply_recipe(model, recipe, operations=True).coverage(model, torch.randn(60, 16))
+    found = {product.place: product.label for product in coverage.macs}
+    assert found == {"0": "nvfp4", "1.experts.grouped_mm()": "nvfp4", "1.gate.linear()": "bf16"}
+
+
 def test_first_and_last_count_operations_only_among_themselves():
     model = nn.Sequential(*[Conv1D(nn.Linear(8, 8)) for _ in range(3)], nn.Linear(8, 8))
     applied = custom_fp.apply_recipe(

@@ -9,7 +9,7 @@ from torch import nn
 from custom_fp.layers.attachment import class_of
 from custom_fp.layers.modules import LAYERS
 
-OUTPUT_HEAD, ROUTER, ATTENTION_OUTPUT = "output_head", "router", "attention_output"
+MODEL_PARTS = OUTPUT_HEAD, ROUTER, ATTENTION_OUTPUT = ("output_head", "router", "attention_output")
 HEAD_NAMES = {
     *("head", "heads", "lm_head", "output", "output_layer", "classifier", "aux_classifier", "decoder", "fc"),
     *("logits", "score", "proj_out", "embed_out", "unembed"),

@@ -16,6 +16,7 @@ from custom_fp.formats.tabulated_format import Tabulated
 from custom_fp.layers.operations import PRODUCT_PARTS, SDPA
 from custom_fp.layers.products import OPERANDS, WEIGHT_GRADIENT
 from custom_fp.recipe.layers import CALL, ROLES
+from custom_fp.recipe.model_parts import MODEL_PARTS
 from custom_fp.recipe.quantization_spec import NEAREST, QuantizationSpec
 from custom_fp.recipe.rules import Rule
 from custom_fp.rounding import Rounding, is_stochastic, read_rounding, words
@@ -44,7 +45,8 @@ def read_rules(typed: str, given: Any, operations: Any = None) -> list[Rule]:
         typed: The key of the list.
         given: The list.
         operations: Patterns of operations that all rules for '*' select as well, except for those with `first` or
-            `last`. True stands for `EVERY_PRODUCT`, and None or False for no operations.
+            `last`. Rules for a part of the model, such as router, select them in this part. True stands for
+            `EVERY_PRODUCT`, and None or False for no operations.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(
@@ -68,10 +70,12 @@ def _operations(key: str, given: Any) -> tuple[str, ...]:
 
 
 def _with_operations(rule: Rule, patterns: tuple[str, ...]) -> Rule:
+    """Return a rule that also selects operations, if it selects all layers or a part of the model such as routers."""
     counts = (rule.first_layers, rule.last_layers) != (None, None)
-    if not patterns or "*" not in rule.modules or counts:
-        return rule
-    return replace(rule, modules=(*rule.modules, *patterns))
+    added = patterns if "*" in rule.modules and not counts else ()
+    calls = [pattern for pattern in patterns if pattern in PRODUCT_PARTS]
+    of_parts = [f"{part}.{call}" for part in rule.modules if part in MODEL_PARTS for call in calls]
+    return replace(rule, modules=(*rule.modules, *added, *of_parts)) if added or of_parts else rule
 
 
 def read_rule(typed: str, given: Any) -> Rule:
