@@ -375,7 +375,7 @@ def test_functional_convolutions_compute_the_same_bits_as_layers(layer, shape, a
 
 
 class Experts(nn.Module):
-    """Experts whose weights form one tensor, as in transformers and torchtitan. One grouped product runs all of them."""
+    """Experts whose weights form one tensor, as in transformers and torchtitan. One grouped product runs them all."""
 
     def __init__(self, experts, inputs, outputs, function=torch._grouped_mm):
         super().__init__()
