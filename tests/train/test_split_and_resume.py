@@ -64,13 +64,14 @@ TEXT = (
     *("batch_size=2", "epochs=1", "clip_norm=1.0", "emulation=chunked"),
 )
 STREAM = ("data=custom", "data._target_=own_digits.DigitsOneByOne", "epochs=3", "max_steps=8")
-CASES = {  # the rules include e4m3 with APS, the recipes fp32, and the text chunked emulation
+CASES = {  # the rules include e4m3 with APS, and the recipes fp32
     "CHOCO": (*FP32, *AUGMENTED, *CHOCO),
     "push-sum": (*FP32, *AUGMENTED, *PUSH_SUM),
     "local steps": (*AUGMENTED, *LOCAL),
     "local steps, compressed": (*FP32, *AUGMENTED, *LOCAL, "compressor=top_k", "statistics.every_steps=3"),
     "sharded": (*AUGMENTED, *SHARDED),
     "early stopping": ("format=e2m0", "aps=false", *AUGMENTED, "epochs=5", "give_up_after=0.4"),
+    "chunked": (*AUGMENTED, "emulation=chunked"),
     "nvfp4": (*FP32, *AUGMENTED, "recipe=nvfp4"),
     "delayed scales": (*FP32, *AUGMENTED, "recipe=fp8_delayed"),
     "rules": (*AUGMENTED, RULES),
