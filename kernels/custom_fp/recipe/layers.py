@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from custom_fp.layers.attachment import class_of
@@ -160,6 +161,8 @@ def operations_called_by(module: nn.Module) -> tuple[str, ...]:
     """
     if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
+    if isinstance(module, torch.jit.ScriptModule):  # its functions are not called from Python
+        return ()
     is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -165,7 +166,9 @@ class Placement:
         PyTorch's own modules, such as a Linear layer that no rule selects.
         """
         if any(layer.is_call for layer in self.called):
-            return self.model.modules()
+            return (
+                module for module in self.model.modules() if not isinstance(module, torch.jit.ScriptModule)
+            )
         return dict.fromkeys(layer.module for layer in layers if self.called and _is_called_function(layer))
 
     def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:
