@@ -147,6 +147,16 @@ def trained(make_step, run=lambda model, x: model(x)):
     return [torch.stack(losses), *(p.detach() for p in model.parameters()), *applied.state_dict().values()]
 
 
+def test_a_model_may_get_its_memory_after_its_recipe():
+    with torch.device("meta"):
+        model = mlp()
+        applied = custom_fp.apply_recipe(model, [RULE])
+    model.to_empty(device="cpu").load_state_dict(mlp().state_dict())
+    model(batches()[0]).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert applied.state_dict()["0:input"][0] == batches()[0].abs().max()
+
+
 def one_optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.1).step
 

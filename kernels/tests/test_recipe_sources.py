@@ -77,6 +77,56 @@ def test_transforms_are_transformer_engines():
     assert torch.equal(custom_fp.hadamard(torch.eye(16), 16, seed=SIGNS), expected)
 
 
+def test_a_scale_that_underflows_is_the_smallest_one_where_transformer_engine_has_zero():
+    """TransformerEngine rounds amax / 6 / t to e4m3fn, which can be 0; here, the block keeps its larger values."""
+    x = torch.zeros(1, 32)
+    small = torch.tensor([2.0**-10.5, 2.0**-11.5, 2.0**-13])
+    x[0, :3], x[0, 16] = small, 448.0
+    t = x.abs().max() / (6 * 448)
+    assert (small[0] / 6 / t).to(torch.float8_e4m3fn) == 0
+    smallest = 2.0**-9 * t
+    assert torch.equal(
+        custom_fp.quantize(x, "nvfp4", axis=-1)[0, :3], torch.tensor([2.0, 1.0, 0.5]) * smallest
+    )
+
+
+def two_layers():
+    """Return two layers, the second of which is the output head, an input, and the weight of the first."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 48, bias=False), nn.Linear(48, 5, bias=False))
+    return net, torch.randn(32, 64), net[0].weight.detach().clone()
+
+
+def test_int8_is_switchback_with_results_of_16_bits():
+    net, x, w = two_layers()
+    custom_fp.apply_recipe(net, "int8")
+    assert torch.equal(
+        net[0](x), bf16(F.linear(rounded(x, "int8_row", -1), custom_fp.quantize(w, "int8_tensor")))
+    )
+    dx, dw = run(net[0], x, dy := torch.randn(32, 48))[1:]
+    assert torch.equal(dx, bf16(rounded(dy, "int8_row", -1) @ custom_fp.quantize(w, "int8_tensor")))
+    assert torch.equal(dw, bf16(dy).t() @ bf16(x))
+
+
+def test_ufp4_transforms_all_operands_and_draws_for_gradients_only():
+    net, x, w = two_layers()
+    text = custom_fp.apply_recipe(net, "ufp4").rounded["0"]
+    assert "input=nvint4 (hadamard 16), weight=nvint4 (hadamard 16), " in text
+    assert "output_gradient=nvint4 (stochastic, hadamard 16)" in text
+    turned = (rounded(custom_fp.hadamard(t, 16, seed=SIGNS), "nvint4", -1) for t in (x, w))
+    assert torch.equal(net[0](x), bf16(F.linear(*turned)))
+
+
+def test_nvfp4_on_rtx_50_has_no_transform_and_draws_nothing():
+    net, x, w = two_layers()
+    applied = custom_fp.apply_recipe(net, "nvfp4_rtx50")
+    assert "hadamard" not in str(applied) and "stochastic" not in str(applied)
+    dy = torch.randn(32, 48)
+    dx, dw = run(net[0], x, dy)[1:]
+    assert torch.equal(dx, bf16(rounded(dy, "nvfp4", -1) @ custom_fp.quantize(w, "nvfp4_2d")))
+    assert torch.equal(dw, rounded(dy, "nvfp4", 0).t() @ rounded(x, "nvfp4", 0))
+
+
 @pytest.mark.parametrize("cached", ["fp8_b128_e8m0_rceil", "e5m6"])
 def test_the_weight_gradient_reads_stored_values(cached):
     torch.manual_seed(0)

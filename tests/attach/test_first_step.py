@@ -1,6 +1,7 @@
 """The coverage of a script's first training step: it is the model's, costs no bit, and is never a guess."""
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +158,17 @@ def test_layers_that_are_never_called_are_listed(intercept, capsys) -> None:
     assert products["never called"] == ["head"] and products["operands rounded"] == ["body"]
     assert list(interceptor.facts()["products"]["rounded"]) == ["body"]
     assert "cpdrun:   named by rules, never called: head (1)" in capsys.readouterr().err
+
+
+def test_a_replaced_forward_is_not_rounded_and_listed(intercept) -> None:
+    """As accelerate does for offloaded layers, before the rules are placed."""
+    interceptor = intercept(E4M3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    model[1].forward = functools.partial(nn.Linear.forward, model[1])
+    train(model, call=lambda x: model(x[:, :, 0]))
+    products = interceptor.rounding.first_step.products()
+    assert products["never called"] == ["1"] and products["operands rounded"] == ["0"]
+    assert products["in float32"] == ["aten.mm in *", "aten.addmm in *"]
 
 
 def test_rules_whose_layers_are_never_called_fail_in_the_first_step(intercept) -> None:

@@ -63,6 +63,8 @@ SHORTER = {
     "cpdrun formats --vectors posit16-exact --count 10000 --seed 1": "--count 100",
     "cpdrun formats --vectors e5m2 --rounding nearest_even,toward_zero,stochastic_8 --overflow infinity,saturate "
     "--seed 7 --out e5m2.jsonl": "--rounding nearest_even --overflow infinity --count 10",
+    "cpdrun sweep exp=digits_recipes recipe=mxfp8 ingredients.format=mxfp8_e4m3 ingredients.head=null "
+    "+recipe.accumulator=b200_mxfp8": "--dry-run",  # tests/train
     "README.md: cpdrun report": "--format html",
     "docs/scripts.md: cpdrun report": "--format md",
     "docs/tutorial.md: cpdrun report digits_search": "--format md",
@@ -87,7 +89,7 @@ cpdrun search --allocate exp=gpt_plain_screen_small screen.low.weight='[e4m0,e2m
 cpdrun sweep exp=digits_recipes  # 36 runs
 cpdrun sweep exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even ingredients.hadamard=16,null
 cpdrun sweep exp=digits_bits format=fp32 precision.accumulator=fp16,h100_fp8,deepseek_v3  # tests/train
-cpdrun sweep exp=digits_recipes recipe=mxfp8 ingredients.format=mxfp8_e4m3 +recipe.accumulator=b200_mxfp8  # tests/train
+cpdrun sweep exp=digits_recipes recipe=mxfp8 recipe.operations=true  # kernels/tests/test_operations.py
 cpdrun sweep --config-dir conf exp=digits_recipes recipe=bf16,mine  # 8 runs
 cpdrun sweep exp=digits_bits --launcher slurm --max-parallel 8  # tests/launch/test_slurm.py
 cpdrun sweep exp=digits_bits --launcher pull --no-wait  # tests/launch/test_work.py

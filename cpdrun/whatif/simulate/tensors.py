@@ -196,7 +196,7 @@ def simulate_rounding(
     """Simulate the rounding of one observed tensor, multiplied by 2^larger. None leaves it in float32.
 
     The table suffices for scalar formats that round to nearest without a Hadamard transform. Otherwise, the sample is
-    used.
+    used. The rounding of stored activations (`cached`) is not simulated.
     """
     if rounding is None:
         return LayerEffect("fp32", 0, rounding_error_of(statistics, Format.parse("fp32")), True)

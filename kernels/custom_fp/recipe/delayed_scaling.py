@@ -54,8 +54,10 @@ class History:
     """
 
     def __init__(self, length: int, device: torch.device | None = None) -> None:
-        self.magnitudes = torch.zeros(1 + length, device=device)
+        self.magnitudes = torch.zeros(1 + length, device="cpu")
         self.magnitudes[0] = NOTHING
+        if device is not None:
+            self.to(device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> History:
         copied = memo[id(self)] = object.__new__(History)
@@ -67,7 +69,7 @@ class History:
         return {"magnitudes": self.magnitudes.numpy(force=True)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.magnitudes = torch.tensor(state["magnitudes"])
+        self.magnitudes = torch.tensor(state["magnitudes"], device="cpu")
 
     @property
     def seen(self) -> Tensor:
