@@ -1,4 +1,4 @@
-"""Operations that a module calls in its forward are rounded as layers are, and only in the module that calls them."""
+"""Rounding of operations that a module calls in its forward. They are rounded like layers, and only in that module."""
 
 import copy
 import operator
@@ -24,7 +24,7 @@ RULES = [
 
 
 class Called(nn.Module):
-    """A module that computes a function of itself and its inputs."""
+    """A module whose forward calls a given function with the module and the inputs."""
 
     def __init__(self, function, **children):
         super().__init__()
@@ -130,8 +130,10 @@ SHAPES = [
 @pytest.mark.parametrize("accumulator", [None, "e8m23"])
 @pytest.mark.parametrize(("function", "a", "b"), SHAPES)
 def test_each_form_of_a_matrix_product_reads_rounded_operands(function, a, b, accumulator):
-    """The forward product equals the function of operands that are rounded along the summed dimension. Values are
-    multiples of 1/4 up to 6, so products and sums are exact in any order."""
+    """The output equals that of the PyTorch function applied to operands rounded along the summed dimension.
+
+    All values are multiples of 1/4 up to 6, so products and sums are exact in any order.
+    """
     torch.manual_seed(0)
     a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
     rules = [{"modules": "matmul()", "role": ["input", "weight"], "format": "mxfp4"}]
@@ -149,7 +151,7 @@ def test_each_form_of_a_matrix_product_reads_rounded_operands(function, a, b, ac
     applied.check_called()
 
 
-def test_what_no_rule_can_round_is_left_to_pytorch():
+def test_tensors_that_no_rule_can_round_are_left_to_pytorch():
     model = Called(lambda _, a, b: torch.matmul(a, b))
     custom_fp.apply_recipe(model, [{"modules": "matmul()", "role": "input", "format": "e3m0"}])
     a, b = torch.arange(12).view(3, 4), torch.arange(8).view(4, 2)
@@ -177,7 +179,7 @@ def test_under_autocast_operands_may_have_different_dtypes():
 
 
 class Nested(nn.Module):
-    """A module that calls functions between its submodules."""
+    """A module whose forward calls submodules and also multiplies matrices itself."""
 
     def __init__(self, rounded=True):
         super().__init__()
@@ -192,7 +194,10 @@ class Nested(nn.Module):
 
 
 def test_only_the_innermost_module_acts():
-    """Rules for the operations of the whole model leave PyTorch's layers and other modules alone."""
+    """A rule rounds only calls in the forward of the modules that it selects, not calls in other modules.
+
+    Rules for `linear()` do not affect PyTorch's own layers, although these call F.linear, too.
+    """
     torch.manual_seed(0)
     net, x = Nested(), torch.randn(2, 4, 8)
     plain = copy.deepcopy(net)
@@ -288,7 +293,7 @@ def test_coverage_counts_operations():
 
 
 def equations():
-    """Return equations with the shapes of their operands."""
+    """Return einsum equations, each with the shapes of its two operands."""
     return [
         ("ij,jk->ik", (4, 32), (32, 5)),
         ("ij,kj", (4, 32), (5, 32)),
@@ -304,7 +309,7 @@ def equations():
 
 @pytest.mark.parametrize(("equation", "a", "b"), equations())
 def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equation, a, b):
-    """Values are multiples of 1/4 up to 6, so products and sums are exact in any order."""
+    """All values are multiples of 1/4 up to 6, so forward products and sums are exact in any order."""
     torch.manual_seed(0)
     a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
     model = Called(lambda _, *x: torch.einsum(equation, *x))
@@ -329,8 +334,8 @@ def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equa
 
 
 @pytest.mark.parametrize("equation", ["ii,ij->ij", "ij,jk->k", "i,j->ij", "ij,ij,ij->ij", "ij->ji"])
-def test_other_equations_are_left_to_pytorch(equation):
-    """An outer product adds nothing. The others are not products of two tensors."""
+def test_equations_that_are_not_matrix_products_are_left_to_pytorch(equation):
+    """An outer product has no summed dimension. The other equations are not matrix products of two tensors."""
     sizes = [[4] * len(x) for x in equation.partition("->")[0].split(",")]
     tensors = [torch.randn(size) for size in sizes]
     model = Called(lambda _, *x: torch.einsum(equation, *x))
@@ -372,7 +377,7 @@ def test_functional_convolutions_compute_the_same_bits_as_layers(layer, shape, a
 
 
 class Experts(nn.Module):
-    """Experts as transformers and torchtitan store them, with one product for all."""
+    """Experts whose weights form one tensor, as in transformers and torchtitan. One grouped product runs them all."""
 
     def __init__(self, experts, inputs, outputs, function=torch._grouped_mm):
         super().__init__()
@@ -384,7 +389,7 @@ class Experts(nn.Module):
 
 
 class Loop(nn.Module):
-    """The same experts as separate Linear layers."""
+    """The experts of an `Experts` module as separate Linear layers with the same weights."""
 
     def __init__(self, experts):
         super().__init__()
@@ -398,9 +403,8 @@ class Loop(nn.Module):
         return torch.cat([layer(part) for layer, part in zip(self.layers, rows, strict=True)])
 
 
-ENDS = torch.tensor(
-    [20, 20, 55], dtype=torch.int32
-)  # the second expert gets no row, and the last rows no expert
+# The index after the last row of each expert. The second expert gets no rows, and rows from 55 on go to no expert.
+ENDS = torch.tensor([20, 20, 55], dtype=torch.int32)
 GROUPED_RECIPES = {
     "blocks of 16 with transforms": {"format": "nvfp4", "hadamard": 16},
     "tiles": {"format": "nvfp4_2d"},
@@ -426,8 +430,8 @@ def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
     assert_same([y, dx, dw], [expected, expected_dx, torch.stack(each_dw)])
 
 
-def test_grouped_products_without_rounding_equal_pytorchs():
-    """The format e8m23 changes no value. All four forms of grouped_mm sum in the same order."""
+def test_all_forms_of_grouped_products_equal_those_of_pytorch():
+    """The tolerance covers the bit that rounding to e8m22 drops, and another order of the sums."""
     torch.manual_seed(0)
     ends, ordered = torch.tensor([4, 4, 12], dtype=torch.int32), torch.tensor([3, 8, 12], dtype=torch.int32)
     rows, columns = torch.randn(12, 16), torch.randn(16, 12)
@@ -449,7 +453,7 @@ def test_grouped_products_without_rounding_equal_pytorchs():
             assert torch.allclose(one, other, rtol=2**-20, atol=2**-20)
 
 
-def test_rows_of_no_expert_are_zero_and_change_nothing():
+def test_rows_without_an_expert_give_zeros_and_do_not_affect_other_rows():
     experts, x = Experts(3, 16, 8), torch.randn(60, 16)
     custom_fp.apply_recipe(experts, [{"modules": "grouped_mm()", "role": OPERANDS, "format": "fp8_tensor"}])
     y = experts(x, ENDS)
@@ -467,15 +471,18 @@ def test_coverage_counts_the_products_of_experts():
     assert {product.place for product in coverage.macs} == {"first", "experts.grouped_mm()"}
 
 
-def test_experts_are_compiled():
+def test_compiled_experts_compute_the_same_bits():
     torch.manual_seed(0)
     experts, x = Experts(3, 16, 8), torch.randn(55, 16)
     custom_fp.apply_recipe(experts, [{"modules": "grouped_mm()", "role": OPERANDS, "format": "e4m3"}])
     assert torch.equal(torch.compile(experts, backend="eager")(x, ENDS), experts(x, ENDS))
 
 
-def test_a_recipe_for_all_products():
-    """Rules for * then select every product. Counts of layers and the rules for attention stay as they are."""
+def test_a_recipe_may_apply_to_all_products():
+    """With `operations: true`, rules for '*' also select all operations, including attention.
+
+    Rules with `last` still select only layers. With a list of operations, rules for '*' select only these operations.
+    """
 
     class Model(nn.Module):
         def __init__(self):
@@ -522,7 +529,7 @@ def test_a_recipe_for_all_products():
 
 
 def test_rules_for_a_part_of_the_model_select_its_operations_too():
-    """The router of transformers' Mixtral calls F.linear. It stays in the format of routers."""
+    """The router calls F.linear, as in transformers' Mixtral. The rule for routers must also select this call."""
 
     class Mixture(nn.Module):
         def __init__(self):
@@ -555,7 +562,7 @@ def test_first_and_last_count_operations_only_among_themselves():
 
 
 class RMSNorm(nn.Module):
-    """The normalization layer of transformers' Gemma, which adds 1 to its weight."""
+    """A normalization layer that multiplies by 1 + weight, as in transformers' Gemma."""
 
     def __init__(self, size):
         super().__init__()
@@ -642,7 +649,7 @@ def test_results_of_functions_and_their_gradients_are_rounded(name, function):
     (found,) = torch.autograd.grad(model(x, y), x, error)
     (dx,) = torch.autograd.grad(plain(x, y), x, custom_fp.quantize(error, "e3m0"))
     assert torch.equal(found, dx)
-    torch._dynamo.reset()  # otherwise, each case compiles the same code again
+    torch._dynamo.reset()  # each case recompiles the same code, and PyTorch limits the number of recompilations
     assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(x, y), expected)
 
 
@@ -660,7 +667,7 @@ def test_rules_for_activations_do_not_select_functions_by_a_wildcard():
 
 
 def test_layers_are_recognized_in_a_model_with_a_recipe():
-    """Rounding changes the types of modules, but not which layers and operations they have."""
+    """`layers_of` returns the same layers and operations, although a recipe replaces the classes of modules."""
 
     def descriptions(model):
         return [(x.names, x.kind, x.multiplies, x.must_be_named, x.rounding_class) for x in layers_of(model)]

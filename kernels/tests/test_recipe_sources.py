@@ -1,4 +1,4 @@
-"""Recipes compared with their sources: torchao's FP8 layers, TransformerEngine's signs and DeepSeek's stored tiles."""
+"""Compare recipes with their sources: torchao's FP8 layers, TransformerEngine's signs and DeepSeek's cached inputs."""
 
 import copy
 import json
@@ -26,22 +26,22 @@ def rounded(x, name, axis):
 
 
 def run(model, x, dy):
-    """Return the output, the gradient of the input, and those of the parameters."""
+    """Return the output, the gradient of the input, and the gradients of the parameters."""
     x = x.clone().requires_grad_()
     y = model(x)
     return [y.detach(), *torch.autograd.grad(y, (x, *model.parameters()), dy)]
 
 
 def torchao_rowwise(x, axis):
-    """Round to e4m3fn with powers of two as scales, as torchao.float8.float8_utils.amax_to_scale chooses them."""
+    """Round to e4m3fn with power-of-two scales, computed as in torchao.float8.float8_utils.amax_to_scale."""
     amax = x.abs().amax(axis, keepdim=True) if axis is not None else x.abs().max()
     scale = torch.exp2(torch.floor(torch.log2((448 / amax.double().clamp(1e-12)).float())))
     return (x * scale).to(torch.float8_e4m3fn).float() / scale
 
 
 @pytest.mark.parametrize("name", KNOWN["recipes"])
-def test_rows_equal_torchaos_emulation(name):
-    """Stored results of torchao, and the same from the rules of its recipes."""
+def test_row_scaled_recipes_equal_torchaos_emulation(name):
+    """Compare stored results of torchao with a formula for its emulation and with the layer of our recipe."""
     x, w, dy = (torch.tensor(KNOWN[key]).float() for key in ("x", "w", "dy"))
     layer = nn.Linear(*w.shape[::-1], bias=False)
     layer.weight.data = w
@@ -68,8 +68,11 @@ def test_the_weight_gradient_of_gw_hp_is_a_bf16_product():
     assert torch.equal(run(layer, x, dy)[2], bf16(dy).t() @ bf16(x))
 
 
-def test_transforms_are_transformer_engines():
-    """16 values times its signs and the Hadamard matrix, as in get_rht_matrix of pytorch/tensor/nvfp4_tensor.py."""
+def test_the_hadamard_transform_equals_that_of_transformer_engine():
+    """TransformerEngine multiplies 16 values by fixed signs and then by the Hadamard matrix.
+
+    Source: get_rht_matrix in pytorch/tensor/nvfp4_tensor.py.
+    """
     signs = torch.tensor(TRANSFORMER_ENGINE_SIGNS).float()
     index = torch.arange(16)
     ones = torch.tensor([[bin(i & j).count("1") for j in index.tolist()] for i in index.tolist()])
@@ -128,10 +131,12 @@ def test_nvfp4_on_rtx_50_has_no_transform_and_draws_nothing():
 
 
 @pytest.mark.parametrize("cached", ["fp8_b128_e8m0_rceil", "e5m6"])
-def test_the_weight_gradient_reads_stored_values(cached):
+def test_the_weight_gradient_reads_cached_inputs(cached):
     torch.manual_seed(0)
     layer, x, dy = nn.Linear(256, 40, bias=False), torch.randn(4, 64, 256), torch.randn(4, 64, 40)
-    x *= 2.0 ** -torch.randint(16, x.shape)  # subnormals of e4m3fn lose digits when they are stored
+    x *= 2.0 ** -torch.randint(
+        16, x.shape
+    )  # so that some cached values are subnormals of e4m3fn, which have fewer digits
     w, name = layer.weight.detach().clone(), ALL["format"]
     rules = [
         {**ALL, "role": "input", "product": "weight_gradient", "cached": cached},
@@ -148,8 +153,11 @@ def test_the_weight_gradient_reads_stored_values(cached):
     assert not torch.equal(rounded(stored, name, 0), rounded(rows, name, 0))
 
 
-def test_stored_values_are_rounded_by_the_products_of_a_convolution_and_of_an_accumulator():
-    """Stored in e8m1 and read in bf16, the weight gradient is that of the values in e8m1, whatever the kernel."""
+def test_weight_gradients_of_convolutions_and_emulated_accumulators_read_cached_inputs():
+    """The input is cached in e8m1 and then read in bf16, which represents all values of e8m1.
+
+    So every kernel must compute the weight gradient from the e8m1 values.
+    """
     torch.manual_seed(0)
     cached = {
         "modules": "*",
@@ -174,7 +182,7 @@ def test_stored_values_are_rounded_by_the_products_of_a_convolution_and_of_an_ac
 
 
 def test_deepseeks_accumulator_ignores_the_scales_of_operands():
-    """The accumulator of fp8_block128 gives DeepSeek's sums of e4m3fn codes, times the powers of two of the scales."""
+    """The accumulator of fp8_block128 returns DeepSeek's sums of e4m3fn codes, multiplied by power-of-two scales."""
     torch.manual_seed(0)
     text = (
         Path(custom_fp.__file__).parent.joinpath("conf/recipe/fp8_block128.yaml").read_text(encoding="utf-8")
@@ -194,7 +202,10 @@ def test_deepseeks_accumulator_ignores_the_scales_of_operands():
 
 
 def test_mxfp8_may_round_the_weights_of_norms():
-    """Weights close to 1 lie at the end of e4m3fn under the scales of OCP MX: all of them become 0.875."""
+    """With the scales of OCP MX, all weights from 0.9 to 0.99 become 0.875.
+
+    The scale maps them to values above the largest value of e4m3fn, so they saturate.
+    """
     net, x = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)), torch.randn(8, 64)
     net[1].weight.data.uniform_(0.9, 0.99)
     plain = nn.LayerNorm(64)

@@ -18,7 +18,7 @@ Mixed Precision" (arXiv 1911.07384):
                      (custom_fp.recipe.tensor_aps)
 
 Weights, activations, errors and optimizer states may have any format of custom_fp. A format with scales (MX, a
-codebook) takes them from each tensor, in blocks of elements that are adjacent in memory. For a Linear layer these are
+codebook) computes them from each tensor, in blocks of elements that are adjacent in memory. For a Linear layer these are
 elements of one dot product, as MX 1.0 defines. For a Conv2d layer they are adjacent in a row of the image or kernel,
 where hardware would use channels.
 
@@ -64,7 +64,7 @@ from cpdrun.train.precision.optimizer_steps import (
 class Formats(Precision):
     """The formats of one run. conf/precision/*.yaml lists and explains the arguments.
 
-    An old config.yaml may not contain the keys `rules` and `operations`.
+    The keys `rules` and `operations` may be missing in an old config.yaml.
 
     Raises:
         ValueError: The settings contradict each other.
