@@ -118,6 +118,20 @@ def test_recipes_keep_heads_and_routers_in_bf16():
     assert "cached in fp8_b128_e8m0_rceil" in stored["q_proj"]
 
 
+def test_the_parts_of_a_mixture_of_experts_have_formats_of_their_own():
+    model = Decoder()
+    applied = custom_fp.apply_recipe(
+        model, "moe_parts", router="e5m2", experts="e4m3", attention="e3m4", rest="e2m5"
+    )
+    model(torch.randn(5, 32))
+    applied.check_called()
+    formats = {name: text.split(",")[0] for name, text in applied.rounded.items()}
+    experts = {f"moe.experts.{i}": "input=e4m3" for i in range(4)}
+    rest = dict.fromkeys(("lm_head", "q_proj", "v_proj", "o_proj"), "input=e2m5")
+    attention = dict.fromkeys(("scores", "values"), "input=e3m4")
+    assert formats == {"moe.gate": "input=e5m2", **experts, **rest, **attention}
+
+
 def test_null_removes_the_rule_of_the_head():
     given, removed = (
         custom_fp.apply_recipe(Decoder(), "mxfp8", head=head).rounded for head in ("bf16", None)

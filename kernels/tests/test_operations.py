@@ -3,6 +3,7 @@
 import copy
 import operator
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import custom_fp
 import pytest
@@ -12,6 +13,7 @@ from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 OPERANDS = ["input", "weight", "output_gradient"]
 BF16 = {"role": OPERANDS, "format": "bf16"}
@@ -677,3 +679,49 @@ def test_layers_are_recognized_in_a_model_with_a_recipe():
     ]
     custom_fp.apply_recipe(net, rules, operations=True)
     assert descriptions(net) == before
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + (self.linear(x) @ x.mT) @ x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_modules_that_are_checkpointed_compute_the_same_bits(use_reentrant):
+    def run(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=use_reentrant) if self.is_checkpointed else block(x)
+        return x @ x.mT
+
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 4, 8), Called(run, blocks=nn.ModuleList([Residual(), Residual()]))
+    custom_fp.apply_recipe(model, "mxfp8", operations=True)
+    model.is_checkpointed = False
+    expected = gradients(model, x)
+    model.is_checkpointed = True
+    x.requires_grad_()
+    model(x).backward(torch.linspace(-1, 1, 32).view(2, 4, 4))
+    assert_same([x.grad, *(p.grad for p in model.parameters())], expected[1:])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_modules_without_python_code_or_weights_are_left_alone():
+    """A recipe is applied around modules of TorchScript and layers whose size is not known yet."""
+    for operations in (False, True):
+        model = nn.Sequential(
+            nn.Linear(8, 8), torch.jit.trace(Residual(), torch.randn(2, 4, 8)), nn.LazyLinear(4)
+        )
+        applied = custom_fp.apply_recipe(model, "mxfp8", operations=operations)
+        assert model(torch.randn(2, 4, 8)).shape == (2, 4, 4)
+        assert list(applied.rounded) == ["0"]
+
+
+def test_a_model_in_a_queue_keeps_its_operations():
+    net, x = nn.Sequential(Conv1D(nn.Linear(8, 8))), torch.randn(2, 8)
+    custom_fp.apply_recipe(net, [{"modules": "matmul()", "role": OPERANDS, "format": "e4m3"}])
+    found = pickle.loads(ForkingPickler.dumps(net))
+    assert torch.equal(found(x), net(x)) and found is not net

@@ -1,4 +1,4 @@
-"""The all-to-all exchange of tokens in a number format, and its gradients."""
+"""The all-to-all exchange of tokens in a number format, and the exchange of their gradients."""
 
 import custom_fp
 import pytest
@@ -8,11 +8,8 @@ from ranks import run_ranks
 
 from cpdrun.comm import all_to_all, emulate_all_to_all
 
-COUNTS = [
-    [2, 0, 3],
-    [1, 4, 0],
-    [0, 0, 5],
-]  # rows from a rank (first index) to a rank; rank 1 gets none from rank 2
+# COUNTS[i][j] is the number of rows that rank i sends to rank j. Some ranks send no rows to some others.
+COUNTS = [[2, 0, 3], [1, 4, 0], [0, 0, 5]]
 FORMATS = ["fp32", "bf16", "e4m3", "mxfp4", "int4_affine_b32"]
 
 
@@ -22,7 +19,10 @@ def rows_of(rank: int, width: int) -> torch.Tensor:
 
 
 def exchange(rank: int, width: int, fmt: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows that a rank receives and the gradient of those that it sent: 1, 2, 3 ... times sin."""
+    """Return the rows that a rank receives, and the gradient of the rows that it sent.
+
+    In the backward pass, element i of the received rows has the gradient `(rank + 1) * sin(i + 0.1)`.
+    """
     x = rows_of(rank, width).requires_grad_()
     output_splits = [counts[rank] for counts in COUNTS]
     y = all_to_all(x, output_splits, COUNTS[rank], fmt, gradient_format="e5m2")
