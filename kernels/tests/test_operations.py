@@ -270,7 +270,7 @@ def test_rules_for_operations_that_are_never_called_are_refused():
     rules = [{"modules": "linear()", "role": "weight", "format": "e4m3"}]
     applied = custom_fp.apply_recipe(net, rules)
     net(torch.randn(2, 4, 8))
-    with pytest.raises(ValueError, match=r"no module that the rule selects calls linear\(\)"):
+    with pytest.raises(ValueError, match=r"none of the modules selected by this rule calls linear\(\)"):
         applied.check_called()
     with pytest.raises(ValueError, match=r"matches no layer"):
         custom_fp.apply_recipe(nn.Sequential(nn.Linear(2, 2)), rules)
