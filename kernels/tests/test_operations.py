@@ -77,7 +77,7 @@ def test_addmm_computes_the_same_bits_as_a_linear_layer(recipe):
     assert_same(gradients(conv1d, x), [y, dx, dw.t(), db])
 
 
-def test_attention_that_is_written_out_computes_the_same_bits_as_torchs():
+def test_attention_written_with_matmul_computes_the_same_bits_as_scaled_dot_product_attention():
     def written_out(_, q, k, v):
         return torch.matmul((q @ k.transpose(2, 3) * 0.25).softmax(-1), v)
 
@@ -193,7 +193,7 @@ class Nested(nn.Module):
         return self.inner(y) + y @ x.mT
 
 
-def test_only_the_innermost_module_acts():
+def test_a_rule_does_not_round_the_calls_of_other_modules():
     """A rule rounds only calls in the forward of the modules that it selects, not calls in other modules.
 
     Rules for `linear()` do not affect PyTorch's own layers, although these call F.linear, too.
@@ -226,7 +226,7 @@ def test_products_of_rounded_layers_are_not_rounded_again():
     assert_same(gradients(other, x), gradients(net, x))
 
 
-def test_a_module_of_the_same_name_is_not_the_operation():
+def test_a_layer_called_linear_is_not_the_operation_linear():
     model = Called(lambda self, x: self.linear(x) + F.linear(x, self.linear.weight), linear=nn.Linear(8, 8))
     x, plain = torch.randn(3, 8), copy.deepcopy(model)
     layer_only, call_only = copy.deepcopy(model), copy.deepcopy(model)
@@ -251,7 +251,7 @@ def test_only_patterns_with_parentheses_select_operations(pattern):
     assert not torch.equal(net.inner(y), plain.inner(y))
 
 
-def test_models_with_operations_are_copied_saved_compiled_and_batched():
+def test_models_with_rounded_operations_can_be_copied_pickled_compiled_and_batched():
     torch.manual_seed(0)
     net, x = nn.Sequential(Conv1D(nn.Linear(8, 8)), Conv1D(nn.Linear(8, 8))), torch.randn(2, 4, 8)
     plain = copy.deepcopy(net)
@@ -270,7 +270,7 @@ def test_rules_for_operations_that_are_never_called_are_refused():
     rules = [{"modules": "linear()", "role": "weight", "format": "e4m3"}]
     applied = custom_fp.apply_recipe(net, rules)
     net(torch.randn(2, 4, 8))
-    with pytest.raises(ValueError, match=r"no module that the rule selects calls linear\(\)"):
+    with pytest.raises(ValueError, match=r"none of the modules selected by this rule calls linear\(\)"):
         applied.check_called()
     with pytest.raises(ValueError, match=r"matches no layer"):
         custom_fp.apply_recipe(nn.Sequential(nn.Linear(2, 2)), rules)

@@ -167,7 +167,7 @@ def test_the_bits_of_a_recipe_are_the_mean_over_all_counted_operands(new_sweep, 
     assert "A recipe has the mean bits of the operands of all multiply-accumulates in a step" in page
 
 
-def test_a_coverage_that_was_not_counted_is_not_a_number(new_sweep, report):
+def test_a_report_says_why_a_coverage_was_not_counted(new_sweep, report):
     sweep = new_sweep()
     problem = {"products": {"problem": "the model is compiled"}}
     for name in ("fp32", "bf16"):

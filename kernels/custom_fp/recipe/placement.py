@@ -148,7 +148,7 @@ class Placement:
                     kinds == [SDPA]
                 )
                 raise ValueError(
-                    f"{rule.typed}: no module that the rule selects calls {' or '.join(kinds)}{hint}"
+                    f"{rule.typed}: none of the modules selected by this rule calls {' or '.join(kinds)}{hint}"
                 )
             raise ValueError(
                 f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; use "
