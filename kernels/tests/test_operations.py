@@ -270,7 +270,7 @@ def test_rules_for_operations_that_are_never_called_are_refused():
     rules = [{"modules": "linear()", "role": "weight", "format": "e4m3"}]
     applied = custom_fp.apply_recipe(net, rules)
     net(torch.randn(2, 4, 8))
-    with pytest.raises(ValueError, match=r"no module that the rule selects calls linear\(\)"):
+    with pytest.raises(ValueError, match=r"none of the modules selected by this rule calls linear\(\)"):
         applied.check_called()
     with pytest.raises(ValueError, match=r"matches no layer"):
         custom_fp.apply_recipe(nn.Sequential(nn.Linear(2, 2)), rules)
@@ -309,7 +309,11 @@ def equations():
 
 @pytest.mark.parametrize(("equation", "a", "b"), equations())
 def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equation, a, b):
-    """All values are multiples of 1/4 up to 6, so forward products and sums are exact in any order."""
+    """All values are multiples of 1/4 up to 6, so forward products and sums are exact in any order.
+
+    Gradients are sums of at most 72 products of such a value and an error of size one. e8m22 changes the error by
+    2^-23, and each of at most 72 additions rounds by 2^-24 of at most 432: 72 x 6 x 2^-23 + 72 x 432 x 2^-24 < 2e-3.
+    """
     torch.manual_seed(0)
     a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
     model = Called(lambda _, *x: torch.einsum(equation, *x))
@@ -317,7 +321,7 @@ def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equa
     custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": OPERANDS, "format": "e8m22"}])
     found = gradients(model, a, b)
     for one, other in zip(found, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
     model = Called(lambda _, *x: torch.einsum(equation, *x))
     custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": ["input", "weight"], "format": "mxfp4"}])
     contraction = Contraction.parse(equation, [a.dim(), b.dim()])
@@ -431,7 +435,9 @@ def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
 
 
 def test_all_forms_of_grouped_products_equal_those_of_pytorch():
-    """The tolerance covers the bit that rounding to e8m22 drops, and another order of the sums."""
+    """Partial sums of the at most 16 products are below 16, and a sum in another order may round each by 2^-24 of that:
+    16 x 16 x 2^-24 = 2^-16. Rounding the result to e8m22 changes less than 16 by less than 16 x 2^-23 = 2^-19.
+    """
     torch.manual_seed(0)
     ends, ordered = torch.tensor([4, 4, 12], dtype=torch.int32), torch.tensor([3, 8, 12], dtype=torch.int32)
     rows, columns = torch.randn(12, 16), torch.randn(16, 12)
@@ -450,7 +456,7 @@ def test_all_forms_of_grouped_products_equal_those_of_pytorch():
         found = gradients(model, a, b)
         applied.check_called()
         for one, other in zip(found, expected, strict=True):
-            assert torch.allclose(one, other, rtol=2**-20, atol=2**-20)
+            torch.testing.assert_close(one, other, rtol=0, atol=2**-15)
 
 
 def test_rows_without_an_expert_give_zeros_and_do_not_affect_other_rows():
