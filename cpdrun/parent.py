@@ -1,7 +1,7 @@
-"""The command that runs a module, and functions that tie a process to its parent and to its descendants.
+"""The command that runs a module in a new process, and functions that tie a process to its parent and its descendants.
 
-Agents, engines, ranks and scripts use them. Such a process ends when its parent ends, for whatever reason, and it can
-adopt the processes that its own children leave behind.
+Agents, engines, ranks and scripts use these functions. Such a process ends when its parent ends, for whatever reason,
+and it can adopt the processes that its own children leave behind.
 """
 
 import ctypes
@@ -11,12 +11,13 @@ import sys
 
 # Options of Linux's prctl.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-# Tests set this variable to a module that runs the others in processes that have imported torch, or in its own way.
+# Tests set this variable to the name of a module that runs other modules in its own way, for example in a process that
+# has already imported torch.
 RUNNER_VARIABLE = "CPDRUN_MODULE_RUNNER"
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command that runs a module in a process of its own. Its arguments are to be appended."""
+    """Return the command that runs a module in a new process. Callers append the module's arguments."""
     runner = os.environ.get(RUNNER_VARIABLE)
     return [sys.executable, "-m", *([runner] if runner else []), module]
 

@@ -12,8 +12,8 @@ from shared_modules import shared_modules
 from cpdrun.record import RunDir, write_text
 from cpdrun.sweep import plan
 
-# Ranks, scripts, engines and other modules are forked from the fork server of this process, which imports these modules
-# once and runs no operator. Libraries that are not installed are skipped silently.
+# The fork server of this process imports these modules once, and runs no PyTorch operator. Ranks, scripts, engines and
+# other modules are forked from it. Libraries that are not installed are skipped silently.
 PRELOADED = [
     *(
         "torch",
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
-    # Only the scripts of tests/attach use large libraries besides torch.
+    # Only the scripts in tests/attach use large libraries other than torch.
     has_scripts = any(item.path.parent.name == "attach" for item in items)
     modules = [*PRELOADED, *PRELOADED_FOR_SCRIPTS * has_scripts, "fork_server"]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
@@ -90,7 +90,7 @@ def snapshot(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_modules(tmp_path_factory):
-    """Processes that need torch are forked from this process's fork server. tests/launch tests the real start."""
+    """Fork processes that need torch from the fork server of this process. tests/launch tests the real start."""
     with (
         shared_modules(tmp_path_factory.mktemp("modules") / "socket") as environ,
         pytest.MonkeyPatch.context() as patch,

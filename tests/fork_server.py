@@ -1,8 +1,8 @@
-"""Prepare the fork server of the tests, which imports this module last. conftest.py lists the others."""
+"""Prepare the fork server of the tests. It imports this module after all modules that conftest.py lists."""
 
 import gc
 
 from cpdrun.train.state import provenance
 
-provenance.prepare()  # takes half a second, and each process that trains would do it again
-gc.freeze()  # collections in forked processes do not visit what is imported here
+provenance.prepare()  # takes half a second, which each forked process that trains now saves
+gc.freeze()  # garbage collection in forked processes skips the objects that exist now

@@ -1,11 +1,13 @@
-"""Run modules of cpdrun by forking one process that has imported everything, instead of importing torch again.
+"""Run modules of cpdrun in processes forked from one process that has imported everything, to import torch only once.
 
-A command starts other processes by `python -m MODULE ARGUMENTS`: the engine that trains, and modules that simulate
-formats or build a model. Each would spend two to five seconds on imports. The tests set CPDRUN_MODULE_RUNNER to this
-module, so that the command becomes `python -m shared_modules MODULE ARGUMENTS`. This process passes the arguments, its
-environment, its working directory and its descriptors to a server, which forks a process that runs the module. The real
-start is tested in tests/launch and tests/test_wheel.py. With CPDRUN_TEST_STAND_IN, an engine only pretends to train, as
-tests/launch/stand_in.py describes.
+A cpdrun command starts other processes with `python -m MODULE ARGUMENTS`: the engine that trains, and modules that
+simulate formats or build a model. Each of them would spend two to five seconds on imports.
+
+The tests set CPDRUN_MODULE_RUNNER to this module, so the command runs `python -m shared_modules MODULE ARGUMENTS`
+instead. That process sends its arguments, environment, working directory and file descriptors to a server. The server
+forks a process that runs the module. tests/launch and tests/test_wheel.py test the real start.
+
+If CPDRUN_TEST_STAND_IN is set, engines only pretend to train (see tests/launch/stand_in.py).
 """
 
 import contextlib
@@ -31,10 +33,10 @@ _context = multiprocessing.get_context("forkserver")
 
 @contextlib.contextmanager
 def shared_modules(path: Path):
-    """Accept requests at the socket `path`. The server starts with the first request.
+    """Accept requests at the socket `path`. The server starts when the first request arrives.
 
     Yields:
-        The environment variables of the commands that are to use it.
+        The environment variables with which commands use the server.
     """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -51,7 +53,7 @@ def shared_modules(path: Path):
             return
         servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
         servers[0].start()
-        # If the server dies, commands that wait for an answer would otherwise wait forever.
+        # Without this, commands waiting for an answer would hang if the server died.
         if is_over not in multiprocessing.connection.wait([servers[0].sentinel, is_over]):
             listener.close()
 
@@ -76,7 +78,7 @@ def shared_modules(path: Path):
 
 
 def _serve(listener: socket.socket, is_over: socket.socket) -> None:
-    """Fork a process for each connection, and kill it when its connection closes. When it ends, send its exit code."""
+    """Fork a process for each connection, and send its exit code when it ends. Kill it if the command closes first."""
     from cpdrun.parent import die_with
 
     die_with(os.getppid())
@@ -86,9 +88,8 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
         selector.register(is_over, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if (
-                    key.fileobj is is_over
-                ):  # the tests have ended or were killed; the processes end with this one
+                if key.fileobj is is_over:
+                    # The tests ended or were killed. Linux kills the forked processes when this process ends.
                     os._exit(0)
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
@@ -108,7 +109,8 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
                     ended = os.pidfd_open(pid)
                     selector.register(connection, selectors.EVENT_READ, (pid, ended, connection))
                     selector.register(ended, selectors.EVENT_READ, (pid, ended, connection))
-                elif key.data[1] in selector.get_map():  # the other of the two may have been handled just now
+                elif key.data[1] in selector.get_map():
+                    # Its two events may be handled in one pass of this loop. The condition skips the second.
                     pid, ended, connection = key.data
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -122,7 +124,7 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
 
 
 def _run(request: dict, output: int, errors: int, control: int | None = None) -> None:
-    """Run the requested module in this process, which was forked for it."""
+    """Run the requested module in this process, which was forked for this request. Never returns."""
     from cpdrun.parent import die_with
 
     code = 1
@@ -156,8 +158,9 @@ def _engine() -> ModuleType:
 
 
 def _main(module: str, words: list[str]) -> int:
-    """Run a module as a program, and return its exit code."""
-    if "--parent" in words:  # another process was forked for it, which ends with its parent
+    """Run a module as `python -m` does, and return its exit code."""
+    if "--parent" in words:
+        # This process is not a child of that parent. The server kills it after the parent ends.
         at = words.index("--parent")
         del words[at : at + 2]
     sys.argv = [module, *words]

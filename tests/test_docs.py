@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
 
 def build(words: list[str], log: Path) -> None:
-    """Run Sphinx in this process, which was forked from one that has imported torch."""
+    """Run Sphinx in this process, which was forked from a process that had already imported torch."""
     from sphinx.cmd.build import build_main
 
     os.chdir(REPOSITORY)

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.timeout(1200)  # seconds; compiling takes minutes on a 
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run a program that must end well, and return its output. pip does not compile the modules that it installs."""
+    """Run a program that must succeed, and return its output.
+
+    To save time, pip does not compile the modules that it installs to bytecode.
+    """
     env = (os.environ if env is None else env) | {"PIP_NO_COMPILE": "1"}
     done = subprocess.run(
         command, env=env, cwd=cwd, capture_output=True, text=True, timeout=1000, check=False

@@ -1,7 +1,7 @@
-"""Run a command line as a reader does, in a folder of the reader's own.
+"""Run a command line as a reader of the documentation would, in a folder of their own.
 
-`cpdrun ...` is a process of its own, forked from the server that tests/conftest.py describes, so that it does not
-import torch again. Lines with a pipe or a redirection are run by a shell.
+A `cpdrun ...` command runs in its own process. The fork server of tests/conftest.py forks it, so it does not import
+torch again. A shell runs lines with a pipe or a redirection.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ _context = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class Ended:
-    code: int | None  # None: it was killed at the deadline
+    code: int | None  # None if the process was killed at the deadline
     said: str
     complained: str
 

@@ -152,7 +152,10 @@ def _was_attached(interceptor: Interceptor, facts: Any) -> bool:
 
 
 def _record_early(interceptor: Interceptor, run: RunDir) -> None:
-    """Write what was intercepted to env.json after the first step, and after each step that exchanges more parameters.
+    """Write what was intercepted to env.json early, and again when more is known.
+
+    The record is written after the first step, after each step that exchanges more parameters, and after the step that
+    completes the coverage.
 
     A script may be killed between its last checkpoint and its end. Its next attempt then takes no step, and only this
     record shows what was intercepted in the earlier steps.

@@ -286,14 +286,15 @@ def _plain(config: Any, *, resolve: bool = False) -> Any:
     return OmegaConf.to_container(config, resolve=resolve)
 
 
-OPERATIONS = "operations"  # a key of precision that no recipe needs to have
+OPERATIONS = "operations"  # a key of precision that recipes may omit
 
 
 def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with a key for every group, and with the section `ingredients`.
 
     This section contains the ingredients of the recipe, to which the recipe's rules refer. The ingredients of an
-    experiment override those of the recipe. Every recipe with rules gets the key `operations`, so that it can be typed.
+    experiment override those of the recipe. A recipe with rules gets the key `operations`, so that it can be
+    overridden.
     """
     config = dict.fromkeys(MAY_BE_NONE) | config
     recipe, ingredients = config[RECIPE], config.get(INGREDIENTS) or {}

@@ -77,7 +77,7 @@ def expand_recipe(
 
 
 def drop_removed_rules(config: dict[str, Any]) -> None:
-    """Drop the rules of a recipe that an ingredient removes, in place, after interpolations are resolved."""
+    """Drop, in place, the recipe's rules that a null ingredient removes. Resolve interpolations before the call."""
     if config[RECIPE] is not None and isinstance(config.get(PRECISION), Mapping):
         config[PRECISION] = without_removed_rules(config[PRECISION])
 

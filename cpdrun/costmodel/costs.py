@@ -91,14 +91,17 @@ def coverage(group: Group) -> float:
 
 
 def rounded_share(products: dict[str, Any] | None) -> float:
-    """Return the `coverage` of the recorded products of a step."""
+    """Return the share of a step's recorded multiply-accumulates with a rounded operand or sum, or NaN if unknown."""
     found = kinds(products)
     total = sum(macs for *_, macs in found)
     return sum(macs for *kind, macs in found if set(kind) != {"fp32"}) / total if total else math.nan
 
 
 def not_counted(groups: Iterable[Group]) -> dict[str, str]:
-    """Return why the coverage of candidates is unknown, keyed by their names. Gradients between workers have none."""
+    """Return the reason for each candidate whose products were not counted, keyed by the candidate's name.
+
+    Formats of the gradients that workers exchange are left out, because they do not affect products.
+    """
     return {
         group.name: str(problem)
         for group in groups

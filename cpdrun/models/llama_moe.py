@@ -3,12 +3,12 @@
     p = softmax(router(x)) over all E experts;  the K largest of p, divided by their sum, are the weights w
     mixture(x) = sum over these K experts of w_e * down_e(silu(gate_e(x)) * up_e(x))
 
-Source: Mixtral, Jiang et al. (arXiv 2401.04088, section 2.1). The weights of all experts are stacked, and tokens are
-sorted by expert, so that one grouped product multiplies all of them. Differences from Mixtral: no loss balances the
-experts, and the router computes in float32, as in DeepSeek-V3.
+Source: Mixtral, Jiang et al. (arXiv 2401.04088, section 2.1). The weights of all experts are stacked and the tokens are
+sorted by expert, so one grouped matrix product computes a layer of all experts. This model differs from Mixtral: no
+auxiliary loss balances the load of the experts, and the router computes in float32, as in DeepSeek-V3.
 
-Legend: B texts per batch, T positions, S = B T tokens, D channels, E experts, K experts of a token, R = S K rows,
-F hidden channels of an expert.
+Legend: B texts per batch, T positions, S = B T tokens, D channels, E experts, K experts per token, R = S K rows (one
+for each pair of a token and its expert), F hidden channels of an expert.
 """
 
 from functools import partial
@@ -23,20 +23,20 @@ from cpdrun.models.llama import Llama
 
 
 class LlamaMoE(Llama):
-    """A Llama with experts.
+    """A Llama whose blocks contain a mixture of experts instead of one perceptron.
 
     Args:
         num_classes: See `Llama`.
         context: See `Llama`.
-        experts: The number of experts E of a block.
-        experts_per_token: The number of experts K that process a token.
-        dispatch: The format in which tokens are sent to experts on other machines, and their gradients return. It is
-            emulated (`cpdrun.comm.emulate_all_to_all`). fp32 rounds nothing.
-        combine: The format in which the results of the experts return, and their gradients are sent.
-        **llama: The arguments of `Llama`. `hidden` is that of one expert.
+        experts: The number of experts E per block.
+        experts_per_token: The number of experts K that process each token.
+        dispatch: The format in which tokens are sent to experts on other machines. Their gradients have this format,
+            too. Sending is emulated (`cpdrun.comm.emulate_all_to_all`). fp32 rounds nothing.
+        combine: The format in which the results of the experts are sent back. Their gradients have this format, too.
+        **llama: The other arguments of `Llama`. `hidden` is the number of hidden channels of one expert.
 
     Raises:
-        ValueError: The number of experts is out of range, or see `Llama`.
+        ValueError: `experts_per_token` is out of range, or `Llama` refuses an argument.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LlamaMoE(Llama):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router and its experts, of which K process each token."""
+    """A router and its experts. The router selects K experts for each token."""
 
     def __init__(
         self, width: int, hidden: int, *, experts: int, experts_per_token: int, dispatch: str, combine: str
@@ -85,7 +85,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class Experts(nn.Module):
-    """The gated perceptrons of all experts."""
+    """The gated perceptrons of all experts, with stacked weights."""
 
     def __init__(self, width: int, hidden: int, experts: int) -> None:
         super().__init__()
@@ -93,6 +93,6 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, hidden, width))
 
     def forward(self, x_RxD: Tensor, end_E: Tensor) -> Tensor:
-        """Process the rows, which are sorted by expert. `end_E` has the end of each expert's rows, int32."""
+        """Process rows that are sorted by expert. `end_E` contains the end index of each expert's rows, as int32."""
         gate_RxF, up_RxF = F.grouped_mm(x_RxD, self.gate_and_up, offs=end_E).chunk(2, dim=-1)
         return F.grouped_mm(F.silu(gate_RxF) * up_RxF, self.down, offs=end_E)

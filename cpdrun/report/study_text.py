@@ -143,7 +143,7 @@ def question_notes(study: "Study") -> list[str]:
 
 
 def _by_reason(problems: dict[str, str]) -> list[tuple[str, str]]:
-    """Return each reason with the names of the groups that it applies to, as text."""
+    """Return pairs of a reason and the names of the groups to which it applies, joined as text."""
     names: dict[str, list[str]] = {}
     for name, reason in problems.items():
         names.setdefault(reason, []).append(name)
@@ -167,9 +167,9 @@ def counting_rule(group: str) -> str:
     """Say how the bits of a choice in a config group such as `recipe` are counted."""
     if group == RECIPE:
         return (
-            "A recipe has the mean bits of the operands of all multiply-accumulates in a step, including scales and "
-            "32 bits for float32. Planned bits are those of the narrowest format in which products read activations or "
-            "gradients. They decide the order in which recipes are tested."
+            "The bits of a recipe are the mean bits of the operands of all multiply-accumulates in a step. Scales are "
+            "included, and operands in float32 count as 32 bits. Planned bits are those of the narrowest format in "
+            "which products read activations or gradients. They determine the order in which recipes are tested."
         )
     return (
         f"A choice of {group} has the bits of the widest format that it rounds to, not counting the format of sums, or "

@@ -66,7 +66,7 @@ def frame(study: Study) -> pd.DataFrame:
     """Return table.csv, with one row per group.
 
     The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd and diverged. The bits of
-    a recipe are the mean over its operands if they were counted (`Group.mean_operand_bits`), and otherwise planned.
+    a recipe are its mean operand bits (`Group.mean_operand_bits`), or its planned bits if products were not counted.
     bits_per_parameter_per_step is added if any run recorded it.
 
     `format` holds what is compared, such as the recipe in a sweep of recipes. The gradients' format is then in
@@ -391,7 +391,11 @@ def _axes(study: Study) -> list[str]:
 def _labels(group: Group, axes: list[str], *, has_means: bool = False) -> list[str]:
     """Return the cells that identify a group: name, bits and values on the axes.
 
-    With `has_means`, the bits are means. If the products of a candidate were not counted, its bits are planned.
+    Args:
+        group: The group.
+        axes: The axes whose values are returned.
+        has_means: Whether the column contains mean bits. If so, the bits of a candidate whose products were not
+            counted are marked as planned.
     """
     bits, mean = group.bits, group.mean_operand_bits
     size = "-" if bits is None else f"{bits} + 32" if group.hybrid else str(bits)

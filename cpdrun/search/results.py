@@ -164,7 +164,7 @@ class Results(RunResults):
         return {seed: value for seed, value in values.items() if seed not in aside}
 
     def mean_bits(self, candidate: Candidate) -> float | None:
-        """Return the mean operand bits of a recipe, or None if they were not counted or if no recipes are compared."""
+        """Return a recipe's mean operand bits, or None if they were not counted or candidates are not recipes."""
         if self.question.axis.key != RECIPE:
             return None
         return mean_operand_bits(self.products.get(self.chosen.get(candidate.name, candidate.name)))
@@ -224,15 +224,19 @@ def pair_differences(results: Results) -> dict[str, list[float]]:
 
 
 def ladder_problem(results: Results, ladder: Ladder) -> str | None:
-    """Return why a ladder's candidates cannot be compared with their baseline, as a clause for a message, if so."""
+    """Return the reason why a ladder's candidates cannot be compared with their baseline, or None if they can.
+
+    The reason is a clause for a message.
+    """
     return baseline_problem(results, ladder.baseline) or _coverage_problem(results, ladder)
 
 
 def _coverage_problem(results: Results, ladder: Ladder) -> str | None:
-    """Return why a candidate of a script has a smaller coverage than search.min_coverage, if so.
+    """Return a clause that names a candidate whose coverage is unknown or below search.min_coverage, or None.
 
-    The products of cpdrun's own runs are counted before the first run (`cpdrun.train.preflight.check`), but those of a
-    script only in its first run. Candidates that round products as their baseline does need no coverage.
+    The products of cpdrun's own training loop are counted before the first run starts (`cpdrun.train.preflight.check`).
+    The products of a script are only counted during its first run. A candidate with the same precision as its baseline
+    is not checked.
     """
     question, least = results.question, results.question.settings.min_coverage
     precision = question.config(ladder.baseline).get("precision")
@@ -245,13 +249,13 @@ def _coverage_problem(results: Results, ladder: Ladder) -> str | None:
         if math.isnan(share):
             return (
                 f"the coverage of {label} was not counted ({products.get('problem', 'no products')}), so it "
-                "may be less than search.min_coverage. To search all the same, add search.min_coverage=0"
+                "may be less than search.min_coverage. To search anyway, add search.min_coverage=0"
             )
         if share < least:
             return (
                 f"{label} rounds only {math.floor(100 * share)} % of the multiply-accumulates, so a "
-                "certificate would say little about it. The logs of its runs name the others. To search all the same, "
-                f"add search.min_coverage={math.floor(100 * share) / 100:g}"
+                "certificate would say little about it. The logs of its runs list what stays in float32. To search "
+                f"anyway, add search.min_coverage={math.floor(100 * share) / 100:g}"
             )
     return None
 
@@ -347,7 +351,7 @@ class CandidateResult:
 
     Attributes:
         candidate: The label of the candidate.
-        bits: The bit width. A recipe has its planned bits, which decide the order of the candidates.
+        bits: The bit width. For a recipe, these are the planned bits, which determine the order of the candidates.
         mean_operand_bits: The mean bits of the operands of a recipe's products; None if they were not counted.
         verdict: The verdict.
         pairs: The number of pairs.

@@ -194,16 +194,16 @@ class Group:
     def bits(self) -> int | float | None:
         """The bit width of the format or the named case. None if it is unknown.
 
-        A recipe has its mean operand bits, if they were counted, and otherwise its planned bits.
+        For a recipe, these are the mean operand bits, or the planned bits if its products were not counted.
         """
         planned = formats.bits(self.format if self.rounds is None else self.rounds)
         return planned if self.mean_operand_bits is None else self.mean_operand_bits
 
     @property
     def mean_operand_bits(self) -> float | None:
-        """The mean bits of both operands over the multiply-accumulates of a step of a recipe. None if unknown.
+        """The mean bits of an operand over all multiply-accumulates of a step of a recipe. None if unknown.
 
-        Shares of block scales count, and float32 products count with 32 bits.
+        The bits include an element's share of its block scale. Operands in float32 count as 32 bits.
         """
         return None if self.axis.key != RECIPE else formats.mean_operand_bits(self.products)
 

@@ -22,9 +22,10 @@ MEASURES: dict[str, Measure] = {"loss": NATS, "accuracy": ACCURACY}
 
 
 def cross_entropy(logits: Tensor, y: Tensor, **options: Any) -> Tensor:
-    """Return the cross-entropy of logits (B, K, ...) and targets (B, ...), added in a fixed order on a GPU, too.
+    """Return the cross-entropy of logits (B, K, ...) and targets (B, ...), summed in a fixed order on any device.
 
-    On a GPU, PyTorch adds the losses of more than one target per sample with atomics, in any order.
+    If a sample has several targets, PyTorch sums their losses on a GPU with atomic additions, whose order varies.
+    Therefore, samples are flattened there to one target each.
     """
     if logits.is_cuda and logits.dim() > 2:
         logits, y = logits.movedim(1, -1).flatten(0, -2), y.flatten()

@@ -190,7 +190,7 @@ def max_exponent(x: Tensor) -> int | None:
 
 
 def largest_magnitude(x: Tensor) -> Tensor:
-    """Return the largest finite magnitude of a float32 or float64 tensor that is not empty, as float64 (0-d)."""
+    """Return the largest finite magnitude of a nonempty float32 or float64 tensor, as a float64 scalar tensor."""
     bits = torch.zeros((), dtype=torch.int64, device=x.device)
     name = "max_magnitude_f64" if _is_wide(x) else "max_magnitude_f32"
     launch(name, x, (min(blocks(x.numel(), 16)[0], 2048),), address(x), np.int64(x.numel()), address(bits))

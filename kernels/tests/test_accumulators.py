@@ -145,7 +145,7 @@ def test_native_equals_the_reference():
 
 
 @pytest.mark.parametrize("formats", [("e4m3fn", "e4m3fn"), ("e5m2", "e4m3fn")])
-def test_hopper_computes_fp8_by_fp16_instructions_that_start_at_zero(formats):
+def test_h100_mma_fp8_adds_the_results_of_fp16_instructions_that_start_at_zero(formats):
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 96, generator=g) * 2.0**-5, torch.randn(96, 40, generator=g)
     a, b = (custom_fp.quantize(value, fmt) for value, fmt in zip((x, y), formats, strict=True))

@@ -136,7 +136,8 @@ def sums(name, device="cpu", blocks=True):
     roundings = [*Rounding, "stochastic_8", "stochastic_even_6"]
     first = [*FLOATS, *TABLES].index(name)
     for i, rule in enumerate(rules(name, roundings)):
-        # Neighbors in the list of formats have the other two of these four combinations.
+        # There are four combinations of dtype and Kahan summation. To save time, each format tests two of them
+        # for each rule. The next format in the list tests the other two.
         kahan = (first + i) % 2 == 0
         how, other = {"kahan": kahan, **rule}, {"kahan": not kahan, **rule}
         yield f"accumulate {how}", custom_fp.accumulate(terms, fmt, **how)
@@ -341,7 +342,7 @@ def test_results_do_not_depend_on_threads(name):
 
 
 class _Quotients(TorchDispatchMode):
-    """Records the divisors of float tensors that are Python numbers and not powers of two."""
+    """Records each Python number by which a tensor is divided, unless it is a power of two."""
 
     def __init__(self):
         super().__init__()
@@ -355,7 +356,7 @@ class _Quotients(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", BLOCKS, ids=str)
 def test_no_tensor_is_divided_by_a_python_number(name):
-    """On a GPU, PyTorch multiplies by the number's reciprocal, which is not correctly rounded."""
+    """On a GPU, `x / 3.0` is not correctly rounded, because PyTorch multiplies by the reciprocal of a Python number."""
     fmt, x = custom_fp.parse(name), normal(6, 140)
     with in_reference(), _Quotients() as quotients:
         custom_fp.quantize(x, fmt)

@@ -193,7 +193,7 @@ def test_several_models_are_counted_together_under_their_names():
         second(hidden).sum().backward()
     coverage = counter.coverage()
     assert {(x.place, x.label): n for x, n in coverage.macs.items()} == {
-        ("0", "e4m3"): 2 * 3 * 8 * 4,  # without the gradient of the input
+        ("0", "e4m3"): 2 * 3 * 8 * 4,  # the input requires no gradient
         ("Second", "e5m2"): 3 * 3 * 4 * 2,
     }
     with count_macs(models) as counter:
@@ -201,8 +201,8 @@ def test_several_models_are_counted_together_under_their_names():
     assert counter.coverage().never_called == ["Second"]
 
 
-def test_a_context_may_begin_while_a_model_is_called():
-    """Only calls that begin in the context name the places."""
+def test_counting_may_begin_during_a_forward_pass():
+    """Products are assigned only to modules whose forward begins while counting."""
     inner, counters = nn.Linear(4, 4), []
 
     def count(*_: object) -> None:

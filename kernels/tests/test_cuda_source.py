@@ -22,8 +22,11 @@ def _has_nvrtc():
 
 
 def test_a_part_of_each_kind_has_its_kernels_and_compiles():
-    """One rounding is compiled of each kind of kernel that ptx/test_ptx.py does not compile, to PTX for the older
-    architecture or to machine code for the newer one. Kernels of all roundings are compiled by g++ (conftest.py)."""
+    """Compile one rounding mode of each kind of kernel that ptx/test_ptx.py does not compile.
+
+    Large kinds are compiled to PTX for the older architecture, and the others to machine code for the newer one. The
+    fixture `kernels` compiles all rounding modes with g++.
+    """
     kinds = {}
     for name in cuda.KERNELS:
         part = nvrtc.part_of(name)

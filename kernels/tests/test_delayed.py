@@ -72,7 +72,7 @@ def test_infinity_and_nan_stay_visible_and_are_not_recorded():
         torch.vmap(rounding)(torch.ones(2, 3))
 
 
-def test_tensors_without_values_leave_the_history_unchanged():
+def test_meta_tensors_leave_the_history_unchanged():
     rounding = Delayed(QuantizationSpec("fp8_tensor", history=3), History(3))
     assert rounding(torch.ones(2, 3, device="meta")).shape == (2, 3) and rounding.history.seen == NOTHING
 
@@ -88,12 +88,8 @@ def test_compiled_kernels_give_the_bits_of_the_reference(name, rounding, n):
     if not fmt.takes_rounding and rounding != "nearest_even":
         pytest.skip("the format rounds to nearest only")
     for scale in (1.0, 1e-38, 1e-44, 1e30):
-        for past in (
-            0.0,
-            0.4,
-            1.0,
-            2.5,
-        ):  # the largest magnitude of the previous steps, relative to that of x
+        # The largest magnitude of the previous steps, divided by the largest magnitude of x.
+        for past in (0.0, 0.4, 1.0, 2.5):
             x = torch.randn(n, generator=generator) * scale
             found = []
             for backend in (native, reference):
@@ -134,7 +130,12 @@ def batches(count=6):
 
 
 def trained(make_step, run=lambda model, x: model(x)):
-    """Return the losses, the weights and the histories of a model that is trained by `make_step(model)`."""
+    """Train a model for a few steps. Return the losses, the final weights and the final histories.
+
+    Args:
+        make_step: Creates optimizers for a model. Returns a function that runs their steps.
+        run: Computes the output of a model for a batch.
+    """
     model = mlp()
     applied = custom_fp.apply_recipe(model, [RULE | {"history": 3}])
     step, losses = make_step(model), []
@@ -145,6 +146,16 @@ def trained(make_step, run=lambda model, x: model(x)):
         model.zero_grad()
         losses.append(loss.detach())
     return [torch.stack(losses), *(p.detach() for p in model.parameters()), *applied.state_dict().values()]
+
+
+def test_a_model_may_leave_the_meta_device_after_its_recipe_is_applied():
+    with torch.device("meta"):
+        model = mlp()
+        applied = custom_fp.apply_recipe(model, [RULE])
+    model.to_empty(device="cpu").load_state_dict(mlp().state_dict())
+    model(batches()[0]).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert applied.state_dict()["0:input"][0] == batches()[0].abs().max()
 
 
 def one_optimizer(model):
@@ -189,7 +200,7 @@ def test_accumulated_gradients_belong_to_one_step():
         for x in xs:
             model(x).sum().backward()
         optimizer.step()
-        optimizer.step()  # nothing was recorded since
+        optimizer.step()  # does not change the histories, because nothing was recorded since the first call
         assert applied.state_dict()["0:input"][0] == torch.stack(xs).abs().max()
     assert (applied.state_dict()["0:input"] > 0).all()
 
@@ -229,7 +240,7 @@ def test_a_compiled_model_with_attention_has_the_bits_of_the_model():
 
 
 def test_a_pickled_recipe_keeps_its_histories():
-    """pickle saves models without their rules, but `Applied` with its rules and its histories."""
+    """A pickled model loses its rules, but a pickled `Applied` contains the model, the rules and the histories."""
     model = mlp()
     applied = custom_fp.apply_recipe(model, "fp8_delayed")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -252,7 +263,7 @@ def test_a_pickled_recipe_keeps_its_histories():
     assert applied.state_dict()["0:input"][0] == first.abs().max()
 
 
-def test_a_received_model_has_its_own_memory():
+def test_a_model_sent_to_another_process_has_its_own_histories():
     model = mlp()
     applied = custom_fp.apply_recipe(model, [RULE])
     received = pickle.loads(ForkingPickler.dumps(model))
@@ -262,7 +273,7 @@ def test_a_received_model_has_its_own_memory():
     assert applied.state_dict()["0:input"][0] == batches()[0].abs().max()
 
 
-def test_an_operand_may_have_several_lengths():
+def test_an_operand_may_have_histories_of_several_lengths():
     rules = [RULE | {"product": "forward", "role": "input"}, RULE | {"history": 3}]
     layer = nn.Linear(4, 4)
     applied = custom_fp.apply_recipe(layer, rules)
@@ -274,7 +285,7 @@ def test_an_operand_may_have_several_lengths():
     assert found[":input"].tolist() == [1.0, 2.0] and found[":input:3"].tolist() == [1.0, 2.0, 4.0]
 
 
-def test_a_state_of_other_histories_is_refused():
+def test_a_state_with_missing_or_longer_histories_is_refused():
     applied = custom_fp.apply_recipe(nn.Linear(4, 4), [RULE])
     with pytest.raises(
         ValueError, match="a history of 3 steps of :input, but the recipe keeps a history of 2 steps"

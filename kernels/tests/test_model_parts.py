@@ -1,4 +1,4 @@
-"""Output heads, routers and layers after attention: how they are found, and what recipes do with them."""
+"""Test how output heads, routers and output projections of attention are found, and how recipes treat them."""
 
 import custom_fp
 import pytest
@@ -20,7 +20,7 @@ def linear(width=32, out=32):
 
 
 class Experts(nn.Module):
-    """Four experts, and the best one for each row."""
+    """A mixture of four experts. All of them compute every row, and the router weights their outputs."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.lm_head = linear(out=11)  # not the last of the model
+        self.lm_head = linear(out=11)  # the head is found although it is not registered last
         self.q_proj, self.v_proj, self.o_proj = linear(), linear(), linear()
         self.moe = Experts()
 
@@ -118,6 +118,20 @@ def test_recipes_keep_heads_and_routers_in_bf16():
     assert "cached in fp8_b128_e8m0_rceil" in stored["q_proj"]
 
 
+def test_the_parts_of_a_mixture_of_experts_have_formats_of_their_own():
+    model = Decoder()
+    applied = custom_fp.apply_recipe(
+        model, "moe_parts", router="e5m2", experts="e4m3", attention="e3m4", rest="e2m5"
+    )
+    model(torch.randn(5, 32))
+    applied.check_called()
+    formats = {name: text.split(",")[0] for name, text in applied.rounded.items()}
+    experts = {f"moe.experts.{i}": "input=e4m3" for i in range(4)}
+    rest = dict.fromkeys(("lm_head", "q_proj", "v_proj", "o_proj"), "input=e2m5")
+    attention = dict.fromkeys(("scores", "values"), "input=e3m4")
+    assert formats == {"moe.gate": "input=e5m2", **experts, **rest, **attention}
+
+
 def test_null_removes_the_rule_of_the_head():
     given, removed = (
         custom_fp.apply_recipe(Decoder(), "mxfp8", head=head).rounded for head in ("bf16", None)
@@ -127,7 +141,7 @@ def test_null_removes_the_rule_of_the_head():
     assert as_float32 == "result of forward=bf16, result of input_gradient=bf16"
 
 
-def test_the_values_of_a_head_are_those_of_autocast():
+def test_an_output_head_computes_the_same_bits_as_under_autocast():
     model, x = Decoder(), torch.randn(5, 32)
     custom_fp.apply_recipe(model, "mxfp8")
     head, plain = model.lm_head, linear(out=11)
@@ -136,7 +150,7 @@ def test_the_values_of_a_head_are_those_of_autocast():
         assert torch.equal(head(x), plain(x).float())
 
 
-def test_a_pattern_of_a_part_that_the_model_lacks_is_an_error():
+def test_a_pattern_for_a_part_that_the_model_lacks_is_an_error():
     with pytest.raises(ValueError, match=r"rules\[0\]: 'router' matches no layer"):
         custom_fp.apply_recipe(
             module(a=linear(), b=linear()), [{"modules": "router", "role": "input", "format": "e5m2"}]
@@ -144,7 +158,7 @@ def test_a_pattern_of_a_part_that_the_model_lacks_is_an_error():
 
 
 class CallingRouter(nn.Module):
-    """A router that is no Linear layer, as in transformers."""
+    """A router that calls F.linear instead of being a Linear layer, as in transformers."""
 
     def __init__(self):
         super().__init__()

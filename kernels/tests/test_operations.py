@@ -1,8 +1,9 @@
-"""Operations that a module calls in its forward are rounded as layers are, and only in the module that calls them."""
+"""Rounding of operations that a module calls in its forward. They are rounded like layers, and only in that module."""
 
 import copy
 import operator
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import custom_fp
 import pytest
@@ -12,6 +13,7 @@ from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 OPERANDS = ["input", "weight", "output_gradient"]
 BF16 = {"role": OPERANDS, "format": "bf16"}
@@ -22,7 +24,7 @@ RULES = [
 
 
 class Called(nn.Module):
-    """A module that computes a function of itself and its inputs."""
+    """A module whose forward calls a given function with the module and the inputs."""
 
     def __init__(self, function, **children):
         super().__init__()
@@ -75,7 +77,7 @@ def test_addmm_computes_the_same_bits_as_a_linear_layer(recipe):
     assert_same(gradients(conv1d, x), [y, dx, dw.t(), db])
 
 
-def test_attention_that_is_written_out_computes_the_same_bits_as_torchs():
+def test_attention_written_with_matmul_computes_the_same_bits_as_scaled_dot_product_attention():
     def written_out(_, q, k, v):
         return torch.matmul((q @ k.transpose(2, 3) * 0.25).softmax(-1), v)
 
@@ -128,8 +130,10 @@ SHAPES = [
 @pytest.mark.parametrize("accumulator", [None, "e8m23"])
 @pytest.mark.parametrize(("function", "a", "b"), SHAPES)
 def test_each_form_of_a_matrix_product_reads_rounded_operands(function, a, b, accumulator):
-    """The forward product equals the function of operands that are rounded along the summed dimension. Values are
-    multiples of 1/4 up to 6, so products and sums are exact in any order."""
+    """The output equals that of the PyTorch function applied to operands rounded along the summed dimension.
+
+    All values are multiples of 1/4 up to 6, so products and sums are exact in any order.
+    """
     torch.manual_seed(0)
     a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
     rules = [{"modules": "matmul()", "role": ["input", "weight"], "format": "mxfp4"}]
@@ -147,7 +151,7 @@ def test_each_form_of_a_matrix_product_reads_rounded_operands(function, a, b, ac
     applied.check_called()
 
 
-def test_what_no_rule_can_round_is_left_to_pytorch():
+def test_tensors_that_no_rule_can_round_are_left_to_pytorch():
     model = Called(lambda _, a, b: torch.matmul(a, b))
     custom_fp.apply_recipe(model, [{"modules": "matmul()", "role": "input", "format": "e3m0"}])
     a, b = torch.arange(12).view(3, 4), torch.arange(8).view(4, 2)
@@ -175,7 +179,7 @@ def test_under_autocast_operands_may_have_different_dtypes():
 
 
 class Nested(nn.Module):
-    """A module that calls functions between its submodules."""
+    """A module whose forward calls submodules and also multiplies matrices itself."""
 
     def __init__(self, rounded=True):
         super().__init__()
@@ -189,8 +193,11 @@ class Nested(nn.Module):
         return self.inner(y) + y @ x.mT
 
 
-def test_only_the_innermost_module_acts():
-    """Rules for the operations of the whole model leave PyTorch's layers and other modules alone."""
+def test_a_rule_does_not_round_the_calls_of_other_modules():
+    """A rule rounds only calls in the forward of the modules that it selects, not calls in other modules.
+
+    Rules for `linear()` do not affect PyTorch's own layers, although these call F.linear, too.
+    """
     torch.manual_seed(0)
     net, x = Nested(), torch.randn(2, 4, 8)
     plain = copy.deepcopy(net)
@@ -219,7 +226,7 @@ def test_products_of_rounded_layers_are_not_rounded_again():
     assert_same(gradients(other, x), gradients(net, x))
 
 
-def test_a_module_of_the_same_name_is_not_the_operation():
+def test_a_layer_called_linear_is_not_the_operation_linear():
     model = Called(lambda self, x: self.linear(x) + F.linear(x, self.linear.weight), linear=nn.Linear(8, 8))
     x, plain = torch.randn(3, 8), copy.deepcopy(model)
     layer_only, call_only = copy.deepcopy(model), copy.deepcopy(model)
@@ -244,7 +251,7 @@ def test_only_patterns_with_parentheses_select_operations(pattern):
     assert not torch.equal(net.inner(y), plain.inner(y))
 
 
-def test_models_with_operations_are_copied_saved_compiled_and_batched():
+def test_models_with_rounded_operations_can_be_copied_pickled_compiled_and_batched():
     torch.manual_seed(0)
     net, x = nn.Sequential(Conv1D(nn.Linear(8, 8)), Conv1D(nn.Linear(8, 8))), torch.randn(2, 4, 8)
     plain = copy.deepcopy(net)
@@ -263,7 +270,7 @@ def test_rules_for_operations_that_are_never_called_are_refused():
     rules = [{"modules": "linear()", "role": "weight", "format": "e4m3"}]
     applied = custom_fp.apply_recipe(net, rules)
     net(torch.randn(2, 4, 8))
-    with pytest.raises(ValueError, match=r"no module that the rule selects calls linear\(\)"):
+    with pytest.raises(ValueError, match=r"none of the modules selected by this rule calls linear\(\)"):
         applied.check_called()
     with pytest.raises(ValueError, match=r"matches no layer"):
         custom_fp.apply_recipe(nn.Sequential(nn.Linear(2, 2)), rules)
@@ -286,7 +293,7 @@ def test_coverage_counts_operations():
 
 
 def equations():
-    """Return equations with the shapes of their operands."""
+    """Return einsum equations, each with the shapes of its two operands."""
     return [
         ("ij,jk->ik", (4, 32), (32, 5)),
         ("ij,kj", (4, 32), (5, 32)),
@@ -302,7 +309,11 @@ def equations():
 
 @pytest.mark.parametrize(("equation", "a", "b"), equations())
 def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equation, a, b):
-    """Values are multiples of 1/4 up to 6, so products and sums are exact in any order."""
+    """All values are multiples of 1/4 up to 6, so forward products and sums are exact in any order.
+
+    Gradients are sums of at most 72 products of such a value and an error of size one. e8m22 changes the error by
+    2^-23, and each of at most 72 additions rounds by 2^-24 of at most 432: 72 x 6 x 2^-23 + 72 x 432 x 2^-24 < 2e-3.
+    """
     torch.manual_seed(0)
     a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
     model = Called(lambda _, *x: torch.einsum(equation, *x))
@@ -310,7 +321,7 @@ def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equa
     custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": OPERANDS, "format": "e8m22"}])
     found = gradients(model, a, b)
     for one, other in zip(found, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
     model = Called(lambda _, *x: torch.einsum(equation, *x))
     custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": ["input", "weight"], "format": "mxfp4"}])
     contraction = Contraction.parse(equation, [a.dim(), b.dim()])
@@ -327,8 +338,8 @@ def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equa
 
 
 @pytest.mark.parametrize("equation", ["ii,ij->ij", "ij,jk->k", "i,j->ij", "ij,ij,ij->ij", "ij->ji"])
-def test_other_equations_are_left_to_pytorch(equation):
-    """An outer product adds nothing. The others are not products of two tensors."""
+def test_equations_that_are_not_matrix_products_are_left_to_pytorch(equation):
+    """An outer product has no summed dimension. The other equations are not matrix products of two tensors."""
     sizes = [[4] * len(x) for x in equation.partition("->")[0].split(",")]
     tensors = [torch.randn(size) for size in sizes]
     model = Called(lambda _, *x: torch.einsum(equation, *x))
@@ -370,7 +381,7 @@ def test_functional_convolutions_compute_the_same_bits_as_layers(layer, shape, a
 
 
 class Experts(nn.Module):
-    """Experts as transformers and torchtitan store them, with one product for all."""
+    """Experts whose weights form one tensor, as in transformers and torchtitan. One grouped product runs them all."""
 
     def __init__(self, experts, inputs, outputs, function=torch._grouped_mm):
         super().__init__()
@@ -382,7 +393,7 @@ class Experts(nn.Module):
 
 
 class Loop(nn.Module):
-    """The same experts as separate Linear layers."""
+    """The experts of an `Experts` module as separate Linear layers with the same weights."""
 
     def __init__(self, experts):
         super().__init__()
@@ -396,9 +407,8 @@ class Loop(nn.Module):
         return torch.cat([layer(part) for layer, part in zip(self.layers, rows, strict=True)])
 
 
-ENDS = torch.tensor(
-    [20, 20, 55], dtype=torch.int32
-)  # the second expert gets no row, and the last rows no expert
+# The index after the last row of each expert. The second expert gets no rows, and rows from 55 on go to no expert.
+ENDS = torch.tensor([20, 20, 55], dtype=torch.int32)
 GROUPED_RECIPES = {
     "blocks of 16 with transforms": {"format": "nvfp4", "hadamard": 16},
     "tiles": {"format": "nvfp4_2d"},
@@ -424,8 +434,10 @@ def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
     assert_same([y, dx, dw], [expected, expected_dx, torch.stack(each_dw)])
 
 
-def test_grouped_products_without_rounding_equal_pytorchs():
-    """The format e8m23 changes no value. All four forms of grouped_mm sum in the same order."""
+def test_all_forms_of_grouped_products_equal_those_of_pytorch():
+    """Partial sums of the at most 16 products are below 16, and a sum in another order may round each by 2^-24 of that:
+    16 x 16 x 2^-24 = 2^-16. Rounding the result to e8m22 changes less than 16 by less than 16 x 2^-23 = 2^-19.
+    """
     torch.manual_seed(0)
     ends, ordered = torch.tensor([4, 4, 12], dtype=torch.int32), torch.tensor([3, 8, 12], dtype=torch.int32)
     rows, columns = torch.randn(12, 16), torch.randn(16, 12)
@@ -444,10 +456,10 @@ def test_grouped_products_without_rounding_equal_pytorchs():
         found = gradients(model, a, b)
         applied.check_called()
         for one, other in zip(found, expected, strict=True):
-            assert torch.allclose(one, other, rtol=2**-20, atol=2**-20)
+            torch.testing.assert_close(one, other, rtol=0, atol=2**-15)
 
 
-def test_rows_of_no_expert_are_zero_and_change_nothing():
+def test_rows_without_an_expert_give_zeros_and_do_not_affect_other_rows():
     experts, x = Experts(3, 16, 8), torch.randn(60, 16)
     custom_fp.apply_recipe(experts, [{"modules": "grouped_mm()", "role": OPERANDS, "format": "fp8_tensor"}])
     y = experts(x, ENDS)
@@ -465,15 +477,18 @@ def test_coverage_counts_the_products_of_experts():
     assert {product.place for product in coverage.macs} == {"first", "experts.grouped_mm()"}
 
 
-def test_experts_are_compiled():
+def test_compiled_experts_compute_the_same_bits():
     torch.manual_seed(0)
     experts, x = Experts(3, 16, 8), torch.randn(55, 16)
     custom_fp.apply_recipe(experts, [{"modules": "grouped_mm()", "role": OPERANDS, "format": "e4m3"}])
     assert torch.equal(torch.compile(experts, backend="eager")(x, ENDS), experts(x, ENDS))
 
 
-def test_a_recipe_for_all_products():
-    """Rules for * then select every product. Counts of layers and the rules for attention stay as they are."""
+def test_a_recipe_may_apply_to_all_products():
+    """With `operations: true`, rules for '*' also select all operations, including attention.
+
+    Rules with `last` still select only layers. With a list of operations, rules for '*' select only these operations.
+    """
 
     class Model(nn.Module):
         def __init__(self):
@@ -520,7 +535,7 @@ def test_a_recipe_for_all_products():
 
 
 def test_rules_for_a_part_of_the_model_select_its_operations_too():
-    """The router of transformers' Mixtral calls F.linear. It stays in the format of routers."""
+    """The router calls F.linear, as in transformers' Mixtral. The rule for routers must also select this call."""
 
     class Mixture(nn.Module):
         def __init__(self):
@@ -553,7 +568,7 @@ def test_first_and_last_count_operations_only_among_themselves():
 
 
 class RMSNorm(nn.Module):
-    """The normalization layer of transformers' Gemma, which adds 1 to its weight."""
+    """A normalization layer that multiplies by 1 + weight, as in transformers' Gemma."""
 
     def __init__(self, size):
         super().__init__()
@@ -640,7 +655,7 @@ def test_results_of_functions_and_their_gradients_are_rounded(name, function):
     (found,) = torch.autograd.grad(model(x, y), x, error)
     (dx,) = torch.autograd.grad(plain(x, y), x, custom_fp.quantize(error, "e3m0"))
     assert torch.equal(found, dx)
-    torch._dynamo.reset()  # otherwise, each case compiles the same code again
+    torch._dynamo.reset()  # each case recompiles the same code, and PyTorch limits the number of recompilations
     assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(x, y), expected)
 
 
@@ -658,7 +673,7 @@ def test_rules_for_activations_do_not_select_functions_by_a_wildcard():
 
 
 def test_layers_are_recognized_in_a_model_with_a_recipe():
-    """Rounding changes the types of modules, but not which layers and operations they have."""
+    """`layers_of` returns the same layers and operations, although a recipe replaces the classes of modules."""
 
     def descriptions(model):
         return [(x.names, x.kind, x.multiplies, x.must_be_named, x.rounding_class) for x in layers_of(model)]
@@ -670,3 +685,49 @@ def test_layers_are_recognized_in_a_model_with_a_recipe():
     ]
     custom_fp.apply_recipe(net, rules, operations=True)
     assert descriptions(net) == before
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + (self.linear(x) @ x.mT) @ x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_modules_that_are_checkpointed_compute_the_same_bits(use_reentrant):
+    def run(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=use_reentrant) if self.is_checkpointed else block(x)
+        return x @ x.mT
+
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 4, 8), Called(run, blocks=nn.ModuleList([Residual(), Residual()]))
+    custom_fp.apply_recipe(model, "mxfp8", operations=True)
+    model.is_checkpointed = False
+    expected = gradients(model, x)
+    model.is_checkpointed = True
+    x.requires_grad_()
+    model(x).backward(torch.linspace(-1, 1, 32).view(2, 4, 4))
+    assert_same([x.grad, *(p.grad for p in model.parameters())], expected[1:])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_modules_without_python_code_or_weights_are_left_alone():
+    """A recipe is applied around modules of TorchScript and layers whose size is not known yet."""
+    for operations in (False, True):
+        model = nn.Sequential(
+            nn.Linear(8, 8), torch.jit.trace(Residual(), torch.randn(2, 4, 8)), nn.LazyLinear(4)
+        )
+        applied = custom_fp.apply_recipe(model, "mxfp8", operations=operations)
+        assert model(torch.randn(2, 4, 8)).shape == (2, 4, 4)
+        assert list(applied.rounded) == ["0"]
+
+
+def test_a_model_in_a_queue_keeps_its_operations():
+    net, x = nn.Sequential(Conv1D(nn.Linear(8, 8))), torch.randn(2, 8)
+    custom_fp.apply_recipe(net, [{"modules": "matmul()", "role": OPERANDS, "format": "e4m3"}])
+    found = pickle.loads(ForkingPickler.dumps(net))
+    assert torch.equal(found(x), net(x)) and found is not net

@@ -1,4 +1,4 @@
-"""Recipes compared with their sources: torchao's FP8 layers, TransformerEngine's signs and DeepSeek's stored tiles."""
+"""Compare recipes with their sources: torchao's FP8 layers, TransformerEngine's signs and DeepSeek's cached inputs."""
 
 import copy
 import json
@@ -26,22 +26,22 @@ def rounded(x, name, axis):
 
 
 def run(model, x, dy):
-    """Return the output, the gradient of the input, and those of the parameters."""
+    """Return the output, the gradient of the input, and the gradients of the parameters."""
     x = x.clone().requires_grad_()
     y = model(x)
     return [y.detach(), *torch.autograd.grad(y, (x, *model.parameters()), dy)]
 
 
 def torchao_rowwise(x, axis):
-    """Round to e4m3fn with powers of two as scales, as torchao.float8.float8_utils.amax_to_scale chooses them."""
+    """Round to e4m3fn with power-of-two scales, computed as in torchao.float8.float8_utils.amax_to_scale."""
     amax = x.abs().amax(axis, keepdim=True) if axis is not None else x.abs().max()
     scale = torch.exp2(torch.floor(torch.log2((448 / amax.double().clamp(1e-12)).float())))
     return (x * scale).to(torch.float8_e4m3fn).float() / scale
 
 
 @pytest.mark.parametrize("name", KNOWN["recipes"])
-def test_rows_equal_torchaos_emulation(name):
-    """Stored results of torchao, and the same from the rules of its recipes."""
+def test_row_scaled_recipes_equal_torchaos_emulation(name):
+    """Compare stored results of torchao with a formula for its emulation and with the layer of our recipe."""
     x, w, dy = (torch.tensor(KNOWN[key]).float() for key in ("x", "w", "dy"))
     layer = nn.Linear(*w.shape[::-1], bias=False)
     layer.weight.data = w
@@ -68,8 +68,11 @@ def test_the_weight_gradient_of_gw_hp_is_a_bf16_product():
     assert torch.equal(run(layer, x, dy)[2], bf16(dy).t() @ bf16(x))
 
 
-def test_transforms_are_transformer_engines():
-    """16 values times its signs and the Hadamard matrix, as in get_rht_matrix of pytorch/tensor/nvfp4_tensor.py."""
+def test_the_hadamard_transform_equals_that_of_transformer_engine():
+    """TransformerEngine multiplies 16 values by fixed signs and then by the Hadamard matrix.
+
+    Source: get_rht_matrix in pytorch/tensor/nvfp4_tensor.py.
+    """
     signs = torch.tensor(TRANSFORMER_ENGINE_SIGNS).float()
     index = torch.arange(16)
     ones = torch.tensor([[bin(i & j).count("1") for j in index.tolist()] for i in index.tolist()])
@@ -77,11 +80,65 @@ def test_transforms_are_transformer_engines():
     assert torch.equal(custom_fp.hadamard(torch.eye(16), 16, seed=SIGNS), expected)
 
 
+def test_a_block_scale_that_underflows_becomes_the_smallest_scale():
+    """TransformerEngine rounds the scale of a block, amax / 6 / t, to e4m3fn. This scale can become 0.
+
+    Our scale becomes the smallest positive one instead, so the block keeps its larger values.
+    """
+    x = torch.zeros(1, 32)
+    small = torch.tensor([2.0**-10.5, 2.0**-11.5, 2.0**-13])
+    x[0, :3], x[0, 16] = small, 448.0
+    t = x.abs().max() / (6 * 448)
+    assert (small[0] / 6 / t).to(torch.float8_e4m3fn) == 0
+    smallest = 2.0**-9 * t
+    assert torch.equal(
+        custom_fp.quantize(x, "nvfp4", axis=-1)[0, :3], torch.tensor([2.0, 1.0, 0.5]) * smallest
+    )
+
+
+def two_layers():
+    """Return a model of a layer and an output head, an input, and the weight of the layer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 48, bias=False), nn.Linear(48, 5, bias=False))
+    return net, torch.randn(32, 64), net[0].weight.detach().clone()
+
+
+def test_int8_computes_switchback_with_bf16_results():
+    net, x, w = two_layers()
+    custom_fp.apply_recipe(net, "int8")
+    assert torch.equal(
+        net[0](x), bf16(F.linear(rounded(x, "int8_row", -1), custom_fp.quantize(w, "int8_tensor")))
+    )
+    dx, dw = run(net[0], x, dy := torch.randn(32, 48))[1:]
+    assert torch.equal(dx, bf16(rounded(dy, "int8_row", -1) @ custom_fp.quantize(w, "int8_tensor")))
+    assert torch.equal(dw, bf16(dy).t() @ bf16(x))
+
+
+def test_ufp4_transforms_all_operands_and_rounds_only_gradients_stochastically():
+    net, x, w = two_layers()
+    text = custom_fp.apply_recipe(net, "ufp4").rounded["0"]
+    assert "input=nvint4 (hadamard 16), weight=nvint4 (hadamard 16), " in text
+    assert "output_gradient=nvint4 (stochastic, hadamard 16)" in text
+    turned = (rounded(custom_fp.hadamard(t, 16, seed=SIGNS), "nvint4", -1) for t in (x, w))
+    assert torch.equal(net[0](x), bf16(F.linear(*turned)))
+
+
+def test_nvfp4_rtx50_has_no_transform_and_no_stochastic_rounding():
+    net, x, w = two_layers()
+    applied = custom_fp.apply_recipe(net, "nvfp4_rtx50")
+    assert "hadamard" not in str(applied) and "stochastic" not in str(applied)
+    dy = torch.randn(32, 48)
+    dx, dw = run(net[0], x, dy)[1:]
+    assert torch.equal(dx, bf16(rounded(dy, "nvfp4", -1) @ custom_fp.quantize(w, "nvfp4_2d")))
+    assert torch.equal(dw, rounded(dy, "nvfp4", 0).t() @ rounded(x, "nvfp4", 0))
+
+
 @pytest.mark.parametrize("cached", ["fp8_b128_e8m0_rceil", "e5m6"])
-def test_the_weight_gradient_reads_stored_values(cached):
+def test_the_weight_gradient_reads_cached_inputs(cached):
     torch.manual_seed(0)
     layer, x, dy = nn.Linear(256, 40, bias=False), torch.randn(4, 64, 256), torch.randn(4, 64, 40)
-    x *= 2.0 ** -torch.randint(16, x.shape)  # subnormals of e4m3fn lose digits when they are stored
+    # Some cached values become subnormals of e4m3fn, which have fewer digits.
+    x *= 2.0 ** -torch.randint(16, x.shape)
     w, name = layer.weight.detach().clone(), ALL["format"]
     rules = [
         {**ALL, "role": "input", "product": "weight_gradient", "cached": cached},
@@ -98,8 +155,11 @@ def test_the_weight_gradient_reads_stored_values(cached):
     assert not torch.equal(rounded(stored, name, 0), rounded(rows, name, 0))
 
 
-def test_stored_values_are_rounded_by_the_products_of_a_convolution_and_of_an_accumulator():
-    """Stored in e8m1 and read in bf16, the weight gradient is that of the values in e8m1, whatever the kernel."""
+def test_weight_gradients_of_convolutions_and_emulated_accumulators_read_cached_inputs():
+    """The input is cached in e8m1 and then read in bf16, which represents all values of e8m1.
+
+    So every kernel must compute the weight gradient from the e8m1 values.
+    """
     torch.manual_seed(0)
     cached = {
         "modules": "*",
@@ -123,8 +183,8 @@ def test_stored_values_are_rounded_by_the_products_of_a_convolution_and_of_an_ac
             assert torch.equal(found, expected)
 
 
-def test_deepseeks_accumulator_ignores_the_scales_of_operands():
-    """The accumulator of fp8_block128 gives DeepSeek's sums of e4m3fn codes, times the powers of two of the scales."""
+def test_power_of_two_scales_change_only_the_exponents_of_deepseeks_sums():
+    """The accumulator of fp8_block128 returns DeepSeek's sums of e4m3fn codes, multiplied by power-of-two scales."""
     torch.manual_seed(0)
     text = (
         Path(custom_fp.__file__).parent.joinpath("conf/recipe/fp8_block128.yaml").read_text(encoding="utf-8")
@@ -144,7 +204,10 @@ def test_deepseeks_accumulator_ignores_the_scales_of_operands():
 
 
 def test_mxfp8_may_round_the_weights_of_norms():
-    """Weights close to 1 lie at the end of e4m3fn under the scales of OCP MX: all of them become 0.875."""
+    """With the scales of OCP MX, all weights from 0.9 to 0.99 become 0.875.
+
+    The scale maps them to values above the largest value of e4m3fn, so they saturate.
+    """
     net, x = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)), torch.randn(8, 64)
     net[1].weight.data.uniform_(0.9, 0.99)
     plain = nn.LayerNorm(64)

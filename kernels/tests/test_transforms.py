@@ -138,7 +138,7 @@ def test_vmap_of_operands_that_are_not_all_batched():
     assert torch.equal(got, custom_fp.matmul(a, b, accumulator="e4m3"))
 
 
-# A format of each kind: scalar, tabulated, with block scales, a codebook with a name and one without, with zero points.
+# One format of each kind: scalar, tabulated, block scales, a named codebook, an unnamed codebook, zero points.
 @pytest.mark.parametrize(
     "fmt", ["e5m2", "posit8", "nvfp4", "linear_b64", TERNARY, "int8_affine", None], ids=str
 )

@@ -1,4 +1,4 @@
-"""Recipes and wrappers of models, in any order: fully_shard, parametrizations, LoRA and tensor parallelism."""
+"""Recipes on models that are wrapped before or after: fully_shard, parametrizations, LoRA and tensor parallelism."""
 
 import copy
 import subprocess
@@ -66,7 +66,7 @@ def test_a_parametrized_layer_is_found_by_its_class():
 
 
 class Lora(nn.Module):
-    """A layer and a trained product of two small matrices, as in peft."""
+    """A layer with a low-rank adapter: the output of the layer plus that of two small trained matrices, as in peft."""
 
     def __init__(self, base):
         super().__init__()

@@ -1,6 +1,11 @@
-"""The coverage of a script's first training step: it is the model's, costs no bit, and is never a guess."""
+"""Test the coverage that cpdrun counts in a script's first training step.
+
+It equals the coverage of the model outside a script, counting does not change any result, and coverage that cannot be
+counted is reported as such instead of guessed.
+"""
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +39,7 @@ E4M3 = f"precision.rules=[{{modules: '*', {OPERANDS}, format: e4m3}}]"
 
 
 class Net(nn.Module):
-    """Attention that a script writes out, a recurrent layer, a convolution, and a part that is computed again."""
+    """A model with a convolution, attention written with `@`, a GRU, and an MLP that can be checkpointed."""
 
     def __init__(self, is_checkpointed: bool = False) -> None:
         super().__init__()
@@ -74,7 +79,7 @@ def places(coverage: Any) -> dict[str, set[str]]:
     return found
 
 
-def test_the_coverage_is_that_of_the_model(intercept, capsys) -> None:
+def test_the_coverage_equals_that_of_the_model_outside_a_script(intercept, capsys) -> None:
     interceptor = intercept(E4M3)
     train(Net(), steps=3)
     interceptor.check()
@@ -126,7 +131,7 @@ def test_counting_changes_no_bit(intercept, monkeypatch, variant) -> None:
     assert counted[0] is not None and counted[1] is None and all(map(same_bits, with_count, without))
 
 
-def test_what_checkpointing_computes_twice_counts_twice(intercept) -> None:
+def test_products_that_checkpointing_recomputes_count_twice(intercept) -> None:
     def forward_macs(is_checkpointed: bool) -> int:
         interceptor = intercept(E4M3)
         train(Net(is_checkpointed))
@@ -138,7 +143,7 @@ def test_what_checkpointing_computes_twice_counts_twice(intercept) -> None:
 
 
 class Unrounded(nn.Module):
-    """A model that passes the weight of its head to a function."""
+    """A model that never calls its head, but passes the weight of the head to F.linear."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,6 +162,17 @@ def test_layers_that_are_never_called_are_listed(intercept, capsys) -> None:
     assert products["never called"] == ["head"] and products["operands rounded"] == ["body"]
     assert list(interceptor.facts()["products"]["rounded"]) == ["body"]
     assert "cpdrun:   named by rules, never called: head (1)" in capsys.readouterr().err
+
+
+def test_a_layer_with_a_replaced_forward_is_not_rounded_and_is_listed(intercept) -> None:
+    """accelerate replaces the forward of offloaded layers in the same way, before the rules are applied."""
+    interceptor = intercept(E4M3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    model[1].forward = functools.partial(nn.Linear.forward, model[1])
+    train(model, call=lambda x: model(x[:, :, 0]))
+    products = interceptor.rounding.first_step.products()
+    assert products["never called"] == ["1"] and products["operands rounded"] == ["0"]
+    assert products["in float32"] == ["aten.mm in *", "aten.addmm in *"]
 
 
 def test_rules_whose_layers_are_never_called_fail_in_the_first_step(intercept) -> None:
@@ -194,7 +210,7 @@ def test_both_models_of_a_gan_are_counted(intercept) -> None:
         assert product.label == "e4m3"
         counted[product.place] = counted.get(product.place, 0) + n
     assert counted == {
-        "Sequential.0": 2 * 5 * 2 * 4,  # without the gradient of the noise
+        "Sequential.0": 2 * 5 * 2 * 4,  # the noise requires no gradient
         "Sequential.2": 3 * 5 * 4 * 8,
         "Linear": (2 + 2 + 3) * 5 * 8,
     }
@@ -229,8 +245,8 @@ def test_a_step_with_a_closure_is_counted(intercept) -> None:
     assert interceptor.rounding.first_step.coverage.total == 2 * 5 * 4 * 3
 
 
-def test_a_model_whose_parts_are_called_is_counted(intercept) -> None:
-    """As Lightning does, which calls training_step of a module and not the module."""
+def test_a_model_of_which_only_parts_are_called_is_counted(intercept) -> None:
+    """Like Lightning, the script calls the parts of the model, but never the model itself."""
     interceptor = intercept(E4M3)
     model = nn.ModuleDict({"first": nn.Linear(4, 8), "second": nn.Linear(8, 3)})
     train(model, call=lambda x: model["second"](model["first"](x[:, :, 0])))
@@ -300,7 +316,7 @@ class Own(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_modes_of_the_script_are_left_in_their_order(intercept) -> None:
+def test_the_dispatch_modes_of_a_script_keep_their_order(intercept) -> None:
     interceptor = intercept(E4M3)
     model = nn.Linear(4, 3)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -317,7 +333,7 @@ def test_modes_of_the_script_are_left_in_their_order(intercept) -> None:
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
-def test_a_model_that_waits_for_its_first_step_is_copied_and_saved(intercept) -> None:
+def test_a_model_can_be_copied_and_pickled_before_its_first_step(intercept) -> None:
     intercept(E4M3)
     model = nn.Linear(4, 3)
     SGD(model.parameters(), lr=0.1)
@@ -326,7 +342,7 @@ def test_a_model_that_waits_for_its_first_step_is_copied_and_saved(intercept) ->
     train(model, call=lambda x: model(x[:, :, 0]))
 
 
-def test_emulated_workers_share_a_step(intercept) -> None:
+def test_the_first_step_contains_the_products_of_all_emulated_workers(intercept) -> None:
     interceptor = intercept(E4M3, "world_size=4", "format=e5m2")
     model = nn.Linear(4, 3)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -369,7 +385,8 @@ def test_scripts_of_libraries_are_counted(tmp_path: Path, name: str) -> None:
         1, script, SHORT[name].format(workers=1).split(), tmp_path, attached, CPDRUN_RUN_DIR=str(run.path)
     )
     env = read_json(run.env)
-    least = 0.3 if name == "hf_trainer" else 0.8  # most layers of GPT-2 are no Linear layers
+    # Most layers of GPT-2 are Conv1D layers, which rules for '*' do not select.
+    least = 0.3 if name == "hf_trainer" else 0.8
     assert env["products"]["coverage"]["bf16"] > least and log.count("cpdrun: coverage: ") == 1
     assert env["attached"]["products"]["step"]["macs_per_step"] > 0
 

@@ -1,4 +1,4 @@
-"""precision.optimizer_state in scripts: states are rounded after each step, with the bits of cpdrun's own loop."""
+"""precision.optimizer_state in scripts: states are rounded after each step, to the same bits as in built-in runs."""
 
 import io
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def test_a_script_resumes_from_its_own_checkpoint(intercept) -> None:
 
 
 class Nested(Optimizer):
-    """An optimizer that keeps several matrices of a parameter in a list, as Shampoo does."""
+    """An optimizer whose state of a parameter contains a list of tensors, as in Shampoo."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})

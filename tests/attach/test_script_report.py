@@ -105,7 +105,7 @@ def test_a_search_for_a_metric_of_unknown_direction_is_an_error(here):
 
 
 def rounded(share):
-    """The record of a script that rounds this share of its multiply-accumulates."""
+    """Return the recorded products of a script that rounds the given share of its multiply-accumulates."""
     formats = {"bf16": share, "fp32": 1 - share}
     by_format = [
         {"a": name, "b": name, "accumulator": "fp32", "macs": 1e6 * part} for name, part in formats.items()
@@ -133,10 +133,10 @@ def varied(config):
             "the coverage of bf16 was not counted (the model is compiled)",
         ),
         ({"problem": "the model is compiled"}, ("search.min_coverage=0",), None),
-        (None, (), None),  # a record of an earlier version
+        (None, (), None),  # earlier versions recorded no products
     ],
 )
-def test_a_search_asks_before_it_certifies_a_recipe_that_reaches_little(here, products, typed, problem):
+def test_a_search_does_not_certify_a_recipe_with_a_small_coverage(here, products, typed, problem):
     words = ["script=train.py", "recipe=fp32,bf16", "search.tolerance=0.02", *typed]
     sweep = made(["recipe=fp32,bf16", "seed=0,1,2,3,4,5"], varied)
     for run in sweep.runs():
@@ -155,8 +155,8 @@ def test_a_search_asks_before_it_certifies_a_recipe_that_reaches_little(here, pr
     assert ladder_problem(results, state.ladder) is None
 
 
-def test_a_recipe_of_all_runs_needs_no_coverage(here):
-    """The formats of gradients are compared, and the products of candidates are those of their baseline."""
+def test_candidates_with_the_recipe_of_their_baseline_need_no_coverage(here):
+    """Only gradient formats are compared here. The candidates round the same products as the baseline."""
     sweep = made(["format=fp32,e4m3", "recipe=bf16", "seed=0,1,2"], by_format)
     for run in sweep.runs():
         write_json(run.done, read_json(run.done) | {"products": rounded(0.1)})

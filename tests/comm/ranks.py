@@ -76,7 +76,7 @@ def through_a_file(
     if not dist.is_initialized() or dist.get_rank() == src:
         torch.save(state, file)
     if dist.is_initialized():
-        saved = [file.getvalue()]  # broadcasting the state itself would pickle its tensors one by one
+        saved = [file.getvalue()]  # broadcasting `state` itself would pickle each of its tensors separately
         dist.broadcast_object_list(saved, src=src, group=group)
         file = io.BytesIO(saved[0])
     file.seek(0)

@@ -1,4 +1,4 @@
-"""The all-to-all exchange of tokens in a number format, and its gradients."""
+"""The all-to-all exchange of tokens in a number format, and the exchange of their gradients."""
 
 import custom_fp
 import pytest
@@ -8,11 +8,8 @@ from ranks import run_ranks
 
 from cpdrun.comm import all_to_all, emulate_all_to_all
 
-COUNTS = [
-    [2, 0, 3],
-    [1, 4, 0],
-    [0, 0, 5],
-]  # rows from a rank (first index) to a rank; rank 1 gets none from rank 2
+# COUNTS[i][j] is the number of rows that rank i sends to rank j. Some ranks send no rows to some others.
+COUNTS = [[2, 0, 3], [1, 4, 0], [0, 0, 5]]
 FORMATS = ["fp32", "bf16", "e4m3", "mxfp4", "int4_affine_b32"]
 
 
@@ -22,7 +19,10 @@ def rows_of(rank: int, width: int) -> torch.Tensor:
 
 
 def exchange(rank: int, width: int, fmt: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows that a rank receives and the gradient of those that it sent: 1, 2, 3 ... times sin."""
+    """Return the rows that a rank receives, and the gradient of the rows that it sent.
+
+    In the backward pass, element i of the received rows has the gradient `(rank + 1) * sin(i + 0.1)`.
+    """
     x = rows_of(rank, width).requires_grad_()
     output_splits = [counts[rank] for counts in COUNTS]
     y = all_to_all(x, output_splits, COUNTS[rank], fmt, gradient_format="e5m2")
@@ -64,9 +64,11 @@ def with_wrong_splits() -> list[str]:
 
 def test_splits_that_do_not_fit_are_errors() -> None:
     for said in run_ranks(2, with_wrong_splits):
-        assert said[0] == "output_splits=[1]: give a number of rows, at least 0, for each of 2 ranks"
+        assert (
+            said[0] == "output_splits=[1] must contain a number of rows, at least 0, for each of the 2 ranks"
+        )
         assert said[1].startswith("output_splits=[1, -1]")
-        assert said[2] == "input_splits=[1, 2] do not split a tensor of shape (2, 4)"
+        assert said[2].startswith("input_splits=[1, 2] must add up") and said[2].endswith("(2, 4)")
 
 
 def test_the_emulation_rounds_rows_and_gradients() -> None:

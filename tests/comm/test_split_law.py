@@ -120,9 +120,8 @@ def test_collectives_of_any_backend_give_the_same_bits() -> None:
 
 
 def reduce_through_host_memory() -> list[torch.Tensor]:
-    Communicator._must_copy = lambda self, x: (
-        True
-    )  # as for tensors on a GPU that ranks share, in this rank's process
+    # Copy tensors on the CPU, too, like those on a GPU that ranks share. This affects only the process of this rank.
+    Communicator._must_copy = lambda self, x: True
     sync = make("hierarchical aps", 6)
     return reduce(sync, [odd_gradients(w) for w in sync.workers.local])
 

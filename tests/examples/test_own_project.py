@@ -1,4 +1,4 @@
-"""The project that `cpdrun init` writes, as its README has it."""
+"""Test the project that `cpdrun init` writes, with the commands of its README."""
 
 import csv
 import os

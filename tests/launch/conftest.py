@@ -21,7 +21,7 @@ MakeJob = Callable[..., Job]
 
 @contextlib.contextmanager
 def playing() -> Iterator[None]:
-    """Engines started in here only pretend to train. They are forked from the fork server: see shared_modules.py."""
+    """Let engines started in this context only pretend to train. shared_modules.py forks them from the fork server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STAND_IN_VARIABLE, "1")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))

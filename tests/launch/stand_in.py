@@ -1,14 +1,14 @@
-"""An engine whose ranks only pretend to train: the launcher's tests say in the config what a rank does.
+"""An engine whose ranks only pretend to train. The config of a run says what its ranks do.
 
-    python -m stand_in cpdrun.train.engine --warm FD ...      cpdrun.train.engine with another worker
-    python -m stand_in MODULE ...                             any other module as it is
+    python -m stand_in cpdrun.train.engine --warm FD ...      the engine, with ranks that pretend to train
+    python -m stand_in MODULE ...                             any other module, unchanged
 
 `act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result),
 once_killed (kills itself on the first attempt) or daemon (leaves a process behind). Each of `epochs` takes `epoch_s`
-seconds. It counts, in `trace.txt` of the run, each epoch it did, continues from there, and stops for the preempt file,
-as the real one does. With `meet` the ranks form a process group and each adds its number to a sum; the rank `absent`
-does not come. The check before the start empties the file `slow_check`, waits while it exists, and dies of
-`kill_check`.
+seconds. Like a real run, it records its epochs (in `trace.txt` of the run), continues after the last recorded epoch,
+and stops if the preempt file exists. With `meet`, the ranks form a process group and sum their numbers. The rank
+`absent` never joins. The check before the start kills itself if `kill_check` is set. Otherwise, it empties the file
+`slow_check` and waits while this file exists.
 """
 
 import os
@@ -113,7 +113,7 @@ def check(configs: list[dict]) -> dict[str, list[str]]:
 
 
 def install() -> None:
-    """Let the engine of this process start ranks and checks that only pretend."""
+    """Make the engine of this process use `run_rank` and `check` of this file instead of the real functions."""
     worker, preflight = map(types.ModuleType, ("cpdrun.train.rank", "cpdrun.train.preflight.check"))
     worker.run_rank, preflight.check = run_rank, check
     sys.modules |= {"cpdrun.train.rank": worker, "cpdrun.train.preflight.check": preflight}

@@ -45,7 +45,7 @@ def launcher(sweep):
 
 @pytest.fixture
 def own_engine(monkeypatch):
-    """Launchers start an engine that inherits their signals and imports torch itself."""
+    """Let launchers start the engine as a child that inherits their signal settings, instead of forking it."""
     monkeypatch.setenv(RUNNER_VARIABLE, "stand_in")
 
 

@@ -1,4 +1,4 @@
-"""The Llama with experts: against a loop over tokens, and the rounding of its exchanges."""
+"""Compare the Llama with experts with a loop over tokens, and test the rounding of its exchanges."""
 
 import pytest
 import torch

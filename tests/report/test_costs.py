@@ -146,8 +146,8 @@ def test_coverage_is_the_share_of_rounded_products(recipes, report):
     assert "| coverage |" in (made.folder / "table.md").read_text()
 
 
-def test_the_bits_of_a_recipe_are_the_mean_over_what_it_reached(new_sweep, report):
-    """nvfp4 reaches 60 % of a model: 0.6 * 4.5 + 0.4 * 32 bits. Nobody has counted what mxfp8 reaches."""
+def test_the_bits_of_a_recipe_are_the_mean_over_all_counted_operands(new_sweep, report):
+    """nvfp4 rounds 60 % of the operands, so their mean is 0.6 * 4.5 + 0.4 * 32 bits. mxfp8 was not counted."""
     sweep = new_sweep("recipes")
     counted = {"nvfp4": {"products": {"mean_operand_bits": 15.5}}, "mxfp8": {}}
     for name, fmt in {"fp32": "fp32", "mxfp8": "mxfp8_e4m3", "nvfp4": "nvfp4"}.items():
@@ -164,10 +164,12 @@ def test_the_bits_of_a_recipe_are_the_mean_over_what_it_reached(new_sweep, repor
     assert dict(zip(made.table["format"], made.table["bits"], strict=True))["nvfp4"] == 15.5
     assert "nvfp4 (15.5 bits on average)" in " ".join(made.sentences)
     page = " ".join((made.folder / "report.html").read_text().split())
-    assert "A recipe has the mean bits of the operands of all multiply-accumulates in a step" in page
+    assert (
+        "The bits of a recipe are the mean bits of the operands of all multiply-accumulates in a step" in page
+    )
 
 
-def test_a_coverage_that_was_not_counted_is_not_a_number(new_sweep, report):
+def test_a_report_says_why_a_coverage_was_not_counted(new_sweep, report):
     sweep = new_sweep()
     problem = {"products": {"problem": "the model is compiled"}}
     for name in ("fp32", "bf16"):

@@ -1,4 +1,4 @@
-"""The script that measures the coverage of known architectures."""
+"""Test the script that measures the coverage of known architectures."""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,12 @@ SCRIPTS = Path(__file__).parents[2] / "scripts" / "research" / "formats"
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["Mixtral", "Llama, eager", "GPT-2", "Mamba-2"])
 def test_all_products_of_an_architecture_are_rounded(name, monkeypatch):
-    """These have, in this order: experts, attention that is written out, Conv1D layers, and einsum and convolutions."""
-    pytest.importorskip("transformers", reason="the architectures are those of transformers")
+    """The four models test different products.
+
+    Mixtral has experts. The eager Llama computes attention with matmul. GPT-2 has Conv1D layers. Mamba-2 calls einsum
+    and convolutions.
+    """
+    pytest.importorskip("transformers", reason="the script needs the models of transformers")
     monkeypatch.syspath_prepend(SCRIPTS)
     import coverage_table
 

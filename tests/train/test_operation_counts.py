@@ -1,4 +1,4 @@
-"""The multiply-accumulates of a step, counted with one sample, by the formats of operands and accumulators."""
+"""Test the multiply-accumulates of a step, which are counted for one sample and grouped by formats."""
 
 from functools import partial
 
@@ -39,7 +39,8 @@ def test_attention_is_two_products_and_their_gradients():
     assert of_attention == 2 * 2 * 3 * (2 * 8 * 8 * 4), (
         "layers, products, their gradients, 2 heads of width 4"
     )
-    again = 2 * (2 * 8 * 8 * 4)  # what PyTorch's kernel computes a second time
+    # PyTorch also counts the product that its attention kernel recomputes in the backward pass.
+    again = 2 * (2 * 8 * 8 * 4)
     assert coverage.total == counted_by_torch(model, x) - again
 
 

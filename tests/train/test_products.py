@@ -86,7 +86,7 @@ def test_env_lists_the_emulated_products(make_run, train_here, capfd, typed, kin
 
 
 def test_rules_of_later_steps_are_not_refused(make_run, train_here):
-    """The products before the start belong to the first step, whose rules round nothing here."""
+    """The check before the start counts the products of the first step. This rule is active only in the second step."""
     rule = "{modules:'*',role:weight,format:e4m3,steps:[1,2]}"
     typed = "format=fp32", "aps=false", "epochs=1", "max_steps=2", "data.test_fraction=0.9"
     assert train_here(make_run(*typed, f"precision.rules=[{rule}]")) == 0
@@ -117,8 +117,7 @@ def test_a_search_refuses_formats_that_reach_too_little_of_the_arithmetic():
     (problem,) = check([run.config | {"min_coverage": 0.5}])["problems"]
     assert problem.startswith("precision.rules[0]: float32 ")
     assert (
-        "it reaches less than 50 % of the arithmetic. To search all the same, add search.min_coverage=0."
-        in problem
+        "it reaches less than 50 % of the arithmetic. To search anyway, add search.min_coverage=0." in problem
     )
     typed = float(problem.rsplit("=", 1)[1])
     assert check([run.config | {"min_coverage": typed}])["problems"] == []

@@ -64,7 +64,9 @@ TEXT = (
     *("batch_size=2", "epochs=1", "clip_norm=1.0", "emulation=chunked"),
 )
 STREAM = ("data=custom", "data._target_=own_digits.DigitsOneByOne", "epochs=3", "max_steps=8")
-CASES = {  # the rules include e4m3 with APS, and the recipes fp32
+# Some settings have no case of their own, because another case includes them: "rules" includes gradients in e4m3 with
+# APS, and the recipes include gradients in fp32.
+CASES = {
     "CHOCO": (*FP32, *AUGMENTED, *CHOCO),
     "push-sum": (*FP32, *AUGMENTED, *PUSH_SUM),
     "local steps": (*AUGMENTED, *LOCAL),
@@ -97,13 +99,13 @@ def test_splits_and_stops_change_no_bit(make_run, in_ranks, train_here, monkeypa
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.gpu) for case in [*CASES, "ResNet18"]])
 def test_ranks_that_share_a_gpu_change_no_bit(make_run, in_ranks, train_here, monkeypatch, tmp_path, case):
-    """The same on one GPU, which the ranks share. The second of two equal runs must have the bits of the first."""
+    """Like the previous test, but all ranks share one GPU. The test also fails if a GPU kernel is not deterministic."""
     monkeypatch.chdir(tmp_path)
     compare(make_run, in_ranks, train_here, (*(CASES | {"ResNet18": RESNET})[case], "device=cuda"))
 
 
 def compare(make_run, in_ranks, train_here, case):
-    """Train a run in one rank, and train it stopped on two ranks, again on one, and finished on four ranks."""
+    """Compare a run in one rank with a run that is stopped on two ranks, again on one, and finished on four ranks."""
     if "data=pydoc_text" in case:
         pytest.importorskip("tokenizers")
     typed = (*SHORT, *case)

@@ -1,16 +1,18 @@
 """Coverage of a script's first training step: the share of the multiply-accumulates that read each format.
 
-Counting begins when the script first calls a model with rules for training, that is, in training mode and with
-gradients. It ends before an optimizer takes its first step, so the loss and the backward pass are counted, too. If the
-script has several optimizers, as for the two models of a GAN, it ends before the last of them takes its first step, or
-before one of them takes its second step. The steps themselves are not counted. If the script has no optimizer of
+Counting begins when the script first calls a model that has rules, in training mode and with gradients enabled. It ends
+before the optimizer takes its first step, so the loss and the backward pass are counted, too. If the script has several
+optimizers, as for the two models of a GAN, counting ends before the last of them takes its first step, or before any of
+them takes its second step. The optimizer steps themselves are not counted. If the script has no optimizer from
 torch.optim, counting ends with the first backward pass.
 
-Everything between is counted as it runs: all workers and micro-batches of the step, and twice what activation
-checkpointing computes twice. Each process counts its own products. Counting changes no bit.
+Each product is counted every time it is computed. The count therefore includes all workers and micro-batches of the
+step, and products that activation checkpointing computes twice are counted twice. Each process counts its own products.
+Counting does not change the results of the script.
 
-The counter is a TorchDispatchMode, under which torch.compile would run the code without compiling it and thus change
-the results. Nothing is counted if the script compiles a model or function before the end of its first step.
+The counter is a TorchDispatchMode. While such a mode is active, torch.compile runs the code without compiling it, which
+can change the results. Therefore, nothing is counted if the script compiles a model or a function before the end of its
+first step.
 """
 
 import threading
@@ -38,10 +40,11 @@ from cpdrun.train.precision.product_entries import (
     sum_operand_bits,
 )
 
-MOST_LINES = 12  # of the coverage in the log
+MOST_LINES = 12  # the largest number of lines about the coverage in the log
 NO_STEP = "the script took no training step with a model that has rules"
 
-# Raises UserError if the rules of a model select only layers that were never called, given the names of these layers.
+# Takes the names of a model's layers that were never called. Raises UserError if one of the model's rules selects only
+# such layers.
 CheckCalled = Callable[[list[str]], None]
 
 
@@ -50,7 +53,7 @@ class FirstStepCoverage:
 
     Attributes:
         coverage: The coverage, once the first step has been counted.
-        problem: The reason why the step is not counted, or "".
+        problem: The reason why the step is not counted. Empty if there is none.
     """
 
     def __init__(self, script: Script) -> None:
@@ -58,11 +61,11 @@ class FirstStepCoverage:
         self.coverage: Coverage | None = None
         self.problem = ""
         self._models: list[tuple[nn.Module, CheckCalled]] = []
-        self._modules: dict[nn.Module, nn.Module] = {}  # the model of each module
+        self._modules: dict[nn.Module, nn.Module] = {}  # maps each module to its model
         self._compiled = ""
         self._watch = Patches()
         self._counter: MacCounter | None = None
-        self._counting: AbstractContextManager[MacCounter] | None = None  # until it can be left
+        self._counting: AbstractContextManager[MacCounter] | None = None  # None again after it was exited
         self._thread = 0
         self._stepped: set[int] = set()
 
@@ -72,13 +75,18 @@ class FirstStepCoverage:
         return self.coverage is not None or bool(self.problem)
 
     def install(self, patches: Patches) -> None:
-        """Watch what the script compiles. Call this before the script's first line."""
+        """Watch for calls of torch.compile. Call this before the script starts."""
         patches.around(torch, "compile", self._compile)
         patches.around(nn.Module, "compile", self._compile)
         patches.add_undo(self._stop)
 
     def add(self, model: nn.Module, check_called: CheckCalled) -> None:
-        """Count the products of a model, whose rules have just been placed. `check_called` is called at the end."""
+        """Count the products of a model to which rules were just applied.
+
+        Args:
+            model: The model.
+            check_called: Called at the end of the count with the names of the layers that were never called.
+        """
         placement = placement_in(model)
         if self.is_over or placement is None or not placement.placed:
             return
@@ -100,17 +108,17 @@ class FirstStepCoverage:
         self._watch.around(torch.amp.GradScaler, "step", self._scaler_step)
 
     def _stop(self) -> None:
-        """Stop counting and watching. Hooks of optimizers must not call this, because it removes them."""
+        """Stop counting and remove all hooks. Hooks of optimizers must not call this, as it removes them."""
         self._stop_counting()
         if self._counting is None:
             self._watch.undo()
 
     def _stop_counting(self) -> None:
-        """Leave the counter. If this is not possible yet, count nothing until a later call can leave it."""
+        """Exit the counter's context. If this is not possible yet, pause the counter and let a later call exit it."""
         if self._counter is None or self._counting is None:
             return
         self._counter.is_paused = True
-        # A mode can only be left in its own thread, after the modes that were entered in the meantime.
+        # A dispatch mode can only be exited in the thread that entered it, and after all modes that were entered later.
         if threading.get_ident() == self._thread and _get_current_dispatch_mode() is self._counter:
             counting, self._counting = self._counting, None
             counting.__exit__(None, None, None)
@@ -135,7 +143,7 @@ class FirstStepCoverage:
     # ---- the events of the first step
 
     def _before_call(self, module: nn.Module, _: Any) -> None:
-        """Begin to count if this is the first call of a model for training."""
+        """Start counting if this is the first call of a model in training mode."""
         if self.is_over:
             self._stop()
         is_ours = self._counter is None and not self.is_over and module in self._modules
@@ -151,7 +159,9 @@ class FirstStepCoverage:
             {prefix: (model, placement_in(model)) for prefix, (model, _) in self._by_prefix().items()}
         )
         self._counter, self._thread = self._counting.__enter__(), threading.get_ident()
-        self._counter.enter(module)  # its own hooks have been read already
+        self._counter.enter(
+            module
+        )  # PyTorch collected the hooks of this call before the counter added its own
 
     def _before_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
         if self.is_over:
@@ -166,7 +176,7 @@ class FirstStepCoverage:
     def _after_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
         if self.is_over:
             self._stop_counting()
-        elif self._counter is not None:  # also if the step called a closure, in which counting began
+        elif self._counter is not None:  # counting may also have begun in a closure that this step called
             number = self.script.number_of(optimizer)
             self._stepped.add(number)
             self._counter.is_paused = False
@@ -181,22 +191,23 @@ class FirstStepCoverage:
         self, original: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
         result = original(scaler, optimizer, *args, **kwargs)
-        if self._counter is not None and not self.is_over:  # the scaler has skipped the step
+        # If the scaler skipped the step, the optimizer's hooks did not run. A second call of `_after_step` is harmless.
+        if self._counter is not None and not self.is_over:
             self._after_step(getattr(optimizer, "optimizer", optimizer), (), {})
         return result
 
     def after_backward(self) -> None:
-        """End the count after a backward pass if the script has no optimizer that would take a step."""
+        """End the count after a backward pass if the script has no optimizer whose step would end it."""
         if self._counter is not None and not self.is_over and not self.script.optimizers:
             self.end()
 
     # ---- the result
 
     def end(self) -> None:
-        """End the count and print the coverage. Without a first step, the coverage is not known.
+        """End the count and print the coverage, or the reason why there is none.
 
         Raises:
-            UserError: The rules select only layers that were never called.
+            UserError: A rule selects only layers that were never called.
         """
         if self.is_over or not self._models:
             return
@@ -213,7 +224,7 @@ class FirstStepCoverage:
         self._check_called(self._counter.entered, self.coverage.never_called)
 
     def _check_called(self, entered: set[nn.Module], never_called: list[str]) -> None:
-        """Raise UserError if the rules of every model that was called select only layers that were never called."""
+        """Raise UserError if every model that was called has a rule that selects only layers that were never called."""
         errors = []
         called = {
             prefix: check
@@ -230,13 +241,14 @@ class FirstStepCoverage:
 
     @property
     def summary(self) -> str:
-        """The shares of the formats, such as "nvfp4 86 %, bf16 14 %, float32 0 %", or why they are not known."""
+        """The shares of the formats, such as "nvfp4 86 %, bf16 14 %, float32 0 %", or why they were not counted."""
         return self.coverage.summary() if self.coverage is not None else f"not counted: {self.problem}"
 
     def products(self) -> dict[str, Any] | None:
-        """Return the entry `products` of env.json, as for cpdrun's own runs, or None if it is not known yet.
+        """Return the entry `products` of env.json, or None if the count has not ended yet.
 
-        If the products were not counted, "in float32" and "never called" are left out, and "coverage" is the reason.
+        The keys are those of `products_of`, as for runs of cpdrun's own training loop. If the products were not
+        counted, "in float32" and "never called" are left out, and "coverage" contains the reason.
         """
         if not self.is_over:
             return None
@@ -250,7 +262,11 @@ class FirstStepCoverage:
         return entry | {"coverage": self.summary}
 
     def operations(self) -> dict[str, Any] | None:
-        """Return the entry `products` of done.json: the operations of a worker's step, or why they are not known."""
+        """Return the entry `products` of done.json, or None if the count has not ended yet.
+
+        It contains the operations of one worker's step (`operations_entry`), or `problem`, the reason why they are
+        unknown.
+        """
         if not self.is_over:
             return None
         if self.coverage is None:
@@ -263,7 +279,7 @@ class FirstStepCoverage:
         return operations_entry(by_format, sum_operand_bits(self.coverage) / share, self.coverage.uncounted)
 
     def _by_prefix(self) -> dict[str, tuple[nn.Module, CheckCalled]]:
-        """Return the models and their checks, by the prefix of their layers' names. A single model needs no prefix."""
+        """Return a dict that maps each layer-name prefix to its model and check. A single model has no prefix."""
         if len(self._models) == 1:
             return {"": self._models[0]}
         found: dict[str, tuple[nn.Module, CheckCalled]] = {}
@@ -274,6 +290,6 @@ class FirstStepCoverage:
 
 
 def _phases(model: nn.Module) -> list[int]:
-    """Return the steps after the first one at which other rules of a model take effect."""
+    """Return the steps after the first one at which the model's rules change."""
     placement = placement_in(model)
     return [] if placement is None else [step for step in placement.rules.phases if step > 0]

@@ -2,11 +2,11 @@
 
 Rules are applied to a model once, before its first forward pass: by cpdrun.attach(model), when DistributedDataParallel
 or fully_shard wraps the model, or when an optimizer of its parameters is created. The modules remain the same objects.
-The state of each optimizer of torch.optim, such as momentum, is rounded after each of its steps, so the script's own
+After each step of an optimizer from torch.optim, its state (such as momentum) is rounded in place, so the script's own
 checkpoints contain rounded states.
 
-Formats of stored weights, formats of the operations of a step, and a loss scale are refused, because the script handles
-these itself.
+A config that rounds the stored weights or the operations of an optimizer step, or that sets a loss scale, is refused,
+because the script handles these itself.
 
 A script saves only its own classes (custom_fp.layers.attachment), so a model that torch.load returns computes in
 float32. If the model has the same class and parameters as a model with rules, it is treated as a checkpoint of that
@@ -52,7 +52,7 @@ class ModelRounding:
         requested: Whether the run has precision rules.
         placed: Each model and its precision, which is None if no rule matches the model.
         in_fp32: The classes of the layers that multiply in float32, by the name of the layer.
-        first_step: The coverage of the first training step.
+        first_step: Counts the products of the first training step.
 
     Raises:
         UserError: The config requests a precision that is not available in scripts.
@@ -96,9 +96,9 @@ class ModelRounding:
 
     @property
     def rounded(self) -> dict[str, str]:
-        """The arithmetic of each rounded layer in the first step.
+        """The arithmetic of each rounded layer in the first step, keyed by the name of the layer.
 
-        Attention is included after its first computation. Layers that the first step did not call are left out.
+        Layers that the first step did not call are left out. Attention is included once it has been computed.
         """
         uncomputed = {name for model, _ in self.placed for name in uncalled(model)}
         uncomputed |= set(self.first_step.coverage.never_called if self.first_step.coverage else ())
@@ -145,7 +145,12 @@ class ModelRounding:
         self._count(model)
 
     def _count(self, model: nn.Module, from_script: bool = False) -> None:
-        """Count the model's products in the first step. `from_script` says whether the script chose the rules."""
+        """Let the first step count the model's products.
+
+        Args:
+            model: A model to which rules were just applied.
+            from_script: Whether the rules come from the script's call of cpdrun.attach. Error messages name the origin.
+        """
         placement = placement_in(model)
         if placement is None or len(self.placed) - 1 in self._from_file:
             return
@@ -201,7 +206,7 @@ class ModelRounding:
         """Round the state of an optimizer that has just taken a step.
 
         Raises:
-            UserError: The state is sharded, and several elements of its format share a scale.
+            UserError: The state is sharded, and its format has scales.
         """
         for rounding in self._states:
             parameters = parameters_of(optimizer)
@@ -235,7 +240,7 @@ class ModelRounding:
             if not rounding.has_rounded:
                 raise UserError(
                     f"{rounding.typed}optimizer_state={rounding.format} had no effect, because no optimizer of "
-                    "torch.optim took a step. Train with an optimizer of torch.optim, or leave it out"
+                    "torch.optim took a step. Use an optimizer from torch.optim, or remove this setting"
                 )
         for number, (_, precision) in enumerate(self.placed):
             if precision is not None and number not in self._from_file:
@@ -254,13 +259,13 @@ class StateRounding:
     """The rounding of the states of a script's optimizers.
 
     Args:
-        typed: How error messages name the setting: the text before "optimizer_state".
+        typed: The prefix of the setting's name in error messages: the text before "optimizer_state".
         format: The format of the states.
         keeps_norms: Whether the states of the parameters of normalization layers stay in float32.
-        model: The only model whose optimizers are meant, or None for all optimizers.
+        model: If given, only the states of optimizers that update this model are rounded. None means all optimizers.
 
     Attributes:
-        has_rounded: Whether an optimizer has taken a step.
+        has_rounded: Whether a state has been rounded, that is, whether such an optimizer has taken a step.
     """
 
     def __init__(self, typed: str, format: str, keeps_norms: bool, model: nn.Module | None = None) -> None:
@@ -269,7 +274,11 @@ class StateRounding:
         self._rounding = OptimizerRounding(None, ORDERS[0], format)
 
     def round_(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        """Round the states of these parameters in place, as `OptimizerRounding.round_state` does."""
+        """Round the states of these parameters in place, as `OptimizerRounding.round_state` does.
+
+        Raises:
+            UserError: A state is sharded, and the format has scales.
+        """
         sharded = [p for p in parameters if isinstance(p, DTensor) and optimizer_state(optimizer, p)]
         if sharded and parse(self.format).has_scales:
             raise UserError(
@@ -343,7 +352,10 @@ def _class_and_shapes(model: nn.Module) -> tuple[type, list[tuple[str, torch.Siz
 
 
 def _check_is_possible(precision: Any) -> None:
-    """Raise UserError if the config rounds weights or the operations of optimizer steps, which the script computes."""
+    """Raise UserError if the config rounds stored weights or the operations of optimizer steps.
+
+    The script handles both itself.
+    """
     if precision.rounds_weights:
         raise UserError(
             f"{precision.rounds_weights} is not available in scripts, which store their weights themselves. To round "
@@ -352,5 +364,5 @@ def _check_is_possible(precision: Any) -> None:
     if isinstance(precision, Formats) and (update := precision.optimizer_rounding.update):
         raise UserError(
             f"precision.update={update} is not available in scripts, whose optimizers compute their steps in float32. "
-            "Leave precision.update out, or set precision.optimizer_state to round what an optimizer keeps"
+            "Leave precision.update out, or set precision.optimizer_state to round the state of the optimizer"
         )

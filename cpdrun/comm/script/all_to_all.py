@@ -1,7 +1,8 @@
-"""All-to-all exchange of tokens in a number format, between the ranks that share the experts of a model.
+"""All-to-all exchange of tokens in a number format, between the ranks over which a model's experts are distributed.
 
-A mixture of experts sends each token to the ranks of its experts and sends the results back, in every block and in both
-passes. DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) sends tokens to the experts in fp8 and the results in bf16.
+In every block, a mixture of experts sends each token to the ranks of its experts, and the ranks send the results back.
+The backward pass sends the gradients in the same way. DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) sends the tokens in
+fp8 and the results in bf16.
 
 Legend: S tokens, D channels.
 """
@@ -29,17 +30,18 @@ def all_to_all(
     gradient_format: NumberFormat | str = "fp32",
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Send rows to the ranks of a process group, and return the rows that they send. Collective.
+    """Send rows to the ranks of a process group, and return the rows received from them. Collective.
 
-    The function replaces `torch.distributed.all_to_all_single`. In the backward pass, the gradients of received rows
-    return to the ranks that sent them. Each row is rounded once, even if it stays on its rank. Formats with scales form
-    their blocks within a row. The result then equals `emulate_all_to_all` for any number of ranks. A format with one
-    scale for the tensor has one for each pair of ranks instead.
+    The function replaces `torch.distributed.all_to_all_single`. In the backward pass, the gradients of the received
+    rows are sent back to the ranks that the rows came from. Each row is rounded once, even if it stays on its rank.
+
+    Blocks of a format with scales lie within a row, so the values equal those of `emulate_all_to_all` for any number of
+    ranks. Formats with one scale per tensor are an exception: they have one scale for each pair of ranks.
 
     Args:
         x_SxD: The rows, floating-point: first those for rank 0, then those for rank 1, and so on.
-        output_splits: For each rank, the number of rows that it sends to this rank.
-        input_splits: For each rank, the number of rows that this rank sends to it.
+        output_splits: The number of rows that this rank receives from each rank.
+        input_splits: The number of rows that this rank sends to each rank.
         fmt: The format of the rows.
         gradient_format: The format of the gradients. fp32 rounds nothing.
         group: The process group. None means the default group.
@@ -48,7 +50,7 @@ def all_to_all(
         The received rows in the dtype of x, in the order of the ranks.
 
     Raises:
-        ValueError: The splits do not fit to the rows or to the group.
+        ValueError: The splits do not match the shape of x or the number of ranks.
         RankLost: Another rank is lost.
     """
     communicator = Communicator(group)
@@ -56,11 +58,12 @@ def all_to_all(
     for name, counts in splits.items():
         if len(counts) != communicator.ranks or min(counts) < 0:
             raise ValueError(
-                f"{name}={counts}: give a number of rows, at least 0, for each of {communicator.ranks} ranks"
+                f"{name}={counts} must contain a number of rows, at least 0, for each of the {communicator.ranks} ranks"
             )
     if x_SxD.dim() != 2 or sum(input_splits) != len(x_SxD):
         raise ValueError(
-            f"input_splits={splits['input_splits']} do not split a tensor of shape {tuple(x_SxD.shape)}"
+            f"input_splits={splits['input_splits']} must add up to the number of rows of a 2-D tensor, but the tensor "
+            f"has shape {tuple(x_SxD.shape)}"
         )
     formats = parse(fmt), parse(gradient_format)
     return _Exchange.apply(x_SxD, *splits.values(), *formats, communicator)

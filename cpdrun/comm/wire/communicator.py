@@ -19,7 +19,7 @@ Transfer = tuple[int, Tensor]
 
 
 class Work(Protocol):
-    """A handle of an operation that was started."""
+    """A handle of an asynchronous operation, such as `dist.Work`."""
 
     def wait(self) -> Any:
         """Wait until the operation has ended."""
@@ -53,13 +53,13 @@ def new_group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 class _Download:
-    """A receive into host memory that is copied to the GPU when it is waited for."""
+    """A handle of a receive into host memory. `wait` copies the received tensor to the GPU."""
 
     def __init__(self, work: Work, host: Tensor, into: Tensor) -> None:
         self.work, self.host, self.into = work, host, into
 
     def wait(self) -> None:
-        """Wait for the message and copy it to the GPU."""
+        """Wait until the tensor has been received, and copy it to the GPU."""
         self.work.wait()
         self.into.copy_(self.host)
 
@@ -67,8 +67,9 @@ class _Download:
 class Communicator:
     """Sends and receives tensors between the ranks of a process group. Ranks are numbered within the group.
 
-    Start receives before sends, because gloo is faster in this order. gloo sends only from host memory, so tensors on a
-    GPU are copied there first. This is needed if several ranks share a GPU, which nccl does not allow.
+    Start receives before sends, because gloo is faster in this order. gloo can send and receive only host memory, so
+    with gloo, tensors on a GPU are copied from and to the host. Ranks that share a GPU need this, because nccl requires
+    a GPU for each rank.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:

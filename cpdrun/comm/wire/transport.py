@@ -4,10 +4,9 @@ First, gradients are sent to the owner of each shard. Then the owners send the s
 
 `transport_for` selects one of two implementations:
 
-    PointToPoint   For gloo. Sends and receives single segments. Every receive is started before the
-                   first send, because otherwise gloo loses half of its throughput.
-    Collectives    For any other backend, such as nccl. Uses an asynchronous all_to_all and all_gather for
-                   each segment.
+    PointToPoint   For gloo. Sends and receives single segments. Every receive is started before the first send,
+                   because otherwise gloo loses half of its throughput.
+    Collectives    For any other backend, such as nccl. Uses an asynchronous all_to_all and all_gather for each segment.
 
 Legend: P ranks, L workers per rank, T segments, B bytes of a worker's segment. The next exchange reuses all buffers.
 """
@@ -177,5 +176,5 @@ def _wait(works: Sequence[Work]) -> None:
 
 
 def transport_for(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
-    """Return the fastest transport that the group's backend supports."""
+    """Return the fastest transport that the group's backend supports, with buffers on a device."""
     return (PointToPoint if dist.get_backend(group) == "gloo" else Collectives)(group, device)

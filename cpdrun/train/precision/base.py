@@ -204,9 +204,9 @@ def get_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
-    """Return the tensors in the optimizer's state of a parameter, such as momentum, without single numbers.
+    """Return the floating-point tensors in an optimizer's state of a parameter, such as momentum.
 
-    Of a sharded tensor, the local shard is returned.
+    Scalars, such as the step counter, are left out. For a sharded tensor, the local shard is returned.
     """
     values = tree_leaves(optimizer.state.get(parameter, {}))
     found = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]

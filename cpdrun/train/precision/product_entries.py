@@ -1,11 +1,11 @@
 """The entries `products` of env.json and of done.json, computed from the coverage of a model.
 
-env.json lists the layers by what rules round, and contains the share of the multiply-accumulates that read each format.
-done.json contains the multiply-accumulates of a step by the formats of their operands and sums. It also contains the
-bit operations, which are multiply-accumulates times the bits of both operands (Baskin et al., "UNIQ", arXiv 1804.10969,
-section 4.2; van Baalen et al., "Bayesian Bits", arXiv 2005.07093, section 4.1, who count the forward product for
-inference). The bits of an element include its sign but not its share of a scale, because a product multiplies elements
-and applies a scale once per block.
+The entry in env.json groups the layers by what rules round, and contains the share of the multiply-accumulates that
+read each format. The entry in done.json contains the number of multiply-accumulates per step for each combination of
+operand and sum formats. It also contains the bit operations. Each multiply-accumulate counts as the product of the bit
+widths of its operands (Baskin et al., "UNIQ", arXiv 1804.10969, section 4.2; van Baalen et al., "Bayesian Bits", arXiv
+2005.07093, section 4.1, who count only the forward product, for inference). These bit widths include the sign but no
+share of a scale, because a product multiplies elements and applies a scale once per block.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ MAY_BE_REPLACED = tuple(OTHERS.values())
 
 
 def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[str, Any]:
-    """Return the entry `products` of env.json: the layers of a model by what the precision rules round.
+    """Return the entry `products` of env.json: the layers of a model, grouped by what the precision rules round.
 
     Args:
         by_layer: The arithmetic of each layer with rules, as `arithmetics` returns it.
@@ -39,7 +39,7 @@ def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[
         A dictionary. Its key "in the accumulator" contains the layers with a rounded accumulator. "operands rounded"
         contains the layers whose operands are rounded and whose sums are float32. "in float32" contains other products,
         such as "aten.bmm in blocks.*". "never called" contains the layers that rules name but that the model does not
-        call. "coverage" contains the share of the multiply-accumulates that read each format. "operands rounded" and
+        call. "coverage" maps each format to the share of the multiply-accumulates that read it. "operands rounded" and
         "never called" are left out if there are no such layers.
     """
     found = {name: x for name, x in by_layer.items() if name not in coverage.never_called}
@@ -55,7 +55,7 @@ def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[
 
 
 def arithmetics(model: nn.Module, prefix: str = "") -> dict[str, Arithmetic]:
-    """Return the arithmetic of each layer and called operation that rules have replaced, by prefix and name."""
+    """Return the arithmetic of each layer and each called operation that rules round, keyed by prefix and name."""
     found: dict[str, Arithmetic] = {}
     for name, module in model.named_modules():
         name = f"{prefix}{name}" if name else prefix.rstrip(".") or type(module).__name__
@@ -77,6 +77,9 @@ def operations_entry(
         by_format: The multiply-accumulates of one worker's step, as `by_elements` counts them.
         operand_bits: The bits of both operands, summed over these multiply-accumulates (`sum_operand_bits`).
         uncounted: The operators that multiply but cannot be counted.
+
+    Returns:
+        A dictionary with the keys that docs/record.md describes.
     """
     macs = sum(by_format.values())
     return {
@@ -94,7 +97,7 @@ def operations_entry(
 
 
 def by_elements(coverage: Coverage) -> Counter[Operation]:
-    """Return the multiply-accumulates by the formats of the operands, without scales, and of the sums."""
+    """Return the multiply-accumulates, keyed by the element formats of the operands and the format of the sums."""
     counts: Counter[Operation] = Counter()
     for product, count in coverage.macs.items():
         a, b = sorted(map(_element, product.operands), key=lambda name: (_bits(name), name))
@@ -103,7 +106,7 @@ def by_elements(coverage: Coverage) -> Counter[Operation]:
 
 
 def sum_operand_bits(coverage: Coverage) -> float:
-    """Return the bits of both operands, with their shares of scales, summed over all multiply-accumulates."""
+    """Return the bits of both operands, summed over all multiply-accumulates. Shares of scales are included."""
     return sum(
         count * sum(_bits(name) if _is_integer(name) else parse(name).bits for name in product.operands)
         for product, count in coverage.macs.items()

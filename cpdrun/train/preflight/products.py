@@ -1,8 +1,8 @@
 """The products of a model: the formats that they read, what stays in float32, and the operations of a step.
 
-Precision rules do not apply to some products of a model (custom_fp.recipe.layers): those of recurrent layers and
-transposed convolutions, and of functions that a `forward` calls, unless a rule names the operation.
-`emulated_products` finds these products by running the model forward and backward with one sample
+Some products of a model stay in float32 (custom_fp.recipe.layers): those of recurrent layers and transposed
+convolutions, which rules cannot select, and those of functions that a `forward` calls, unless a rule names the
+operation. `emulated_products` finds these products by running a forward and a backward pass with one sample
 (custom_fp.recipe.coverage).
 """
 
@@ -32,11 +32,11 @@ from cpdrun.train.precision.product_entries import (
 def emulated_products(parts: Parts) -> dict[str, Any] | None:
     """Return `products_of` for the first training sample, or None if no product is rounded.
 
-    This changes no bit of the run: the random state and the statistics of the model are restored. It is collective if
-    the workers of one model are on several ranks.
+    The results of the run do not change, because the random state and the statistics of the model are restored. The
+    call is collective if the workers of one model are on several ranks.
 
     Raises:
-        BuildError: The model calls no layer that a rule selects.
+        BuildError: A rule selects only layers that the model does not call.
     """
     if not parts.precision.rounds_products:
         return None
@@ -82,9 +82,11 @@ def step_operations(parts: Parts, batch_size: int) -> dict[str, Any] | None:
 
 
 def _operations_by_format(parts: Parts) -> tuple[dict[Operation, float], float, list[str]]:
-    """Return the mean multiply-accumulates per step, for one sample, by the formats of the operands and of the sums.
+    """Return the operations of a step for one sample, averaged over the run's steps.
 
-    Also return the mean of their `sum_operand_bits`, and the operators that cannot be counted.
+    Returns:
+        The mean number of multiply-accumulates, keyed by the formats of the operands and of the sums; the mean of their
+        `sum_operand_bits`; and the operators that cannot be counted.
     """
     batch, steps = parts.batches.first_samples(1), parts.duration.steps
     starts = [start for start in parts.precision.phase_starts() if start < steps] or [0]

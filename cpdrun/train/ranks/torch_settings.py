@@ -109,7 +109,7 @@ def _request_deterministic_algorithms() -> None:
 def select_device(choice: str) -> torch.device:
     """Return the device for `device=auto|cpu|cuda`.
 
-    If there are several GPUs, ranks are distributed over them. The rank's GPU becomes the current device.
+    If there are several GPUs, the ranks are distributed over them, and the rank's GPU becomes the current device.
 
     Raises:
         BuildError: torch can use no GPU although `choice` is cuda, or the GPU is older than this torch supports.
@@ -126,9 +126,9 @@ def select_device(choice: str) -> torch.device:
 
 
 def backend_for(device: torch.device) -> str:
-    """Return the backend of torch.distributed for the ranks of a run.
+    """Return the torch.distributed backend for the ranks of a run: nccl or gloo.
 
-    nccl requires that each rank has a GPU to itself. Ranks that share a GPU use gloo.
+    nccl requires a separate GPU for each rank. Ranks that share a GPU, and ranks on the CPU, use gloo.
     """
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return "nccl" if device.type == "cuda" and ranks_here <= torch.cuda.device_count() else "gloo"

@@ -48,7 +48,7 @@ def write_environment(
     - `cpu` and `cpu_vector`: the processor, and the vector instructions that determine the order of its sums;
     - `code`: digests of cpdrun and of the user's imported modules; `code_sha256`: the digest of all of them;
     - `data_path`, `data_folders` and `data_sha256`, if the dataset was read from files or knows its own digest;
-    - `products`, if products are rounded: the rounded products, the others, and the coverage (product_entries.py);
+    - `products`, if products are rounded: rounded layers, other products, and the coverage (product_entries.py);
     - `attached`: what cpdrun has intercepted in a user's script and what it has not changed;
     - `git_commit`: null outside a repository;
     - `git_diff`: the first ten digits of the SHA-256 of code.diff, or "none" if the code is as committed.
@@ -97,9 +97,9 @@ def write_environment(
 
 
 def prepare() -> None:
-    """Compute what is the same for all runs of this process: the versions, and the digest of cpdrun's code.
+    """Compute and cache the facts that are the same for all runs: the package versions and the digest of cpdrun's code.
 
-    This takes half a second. The warm engine calls it once before it forks.
+    This takes half a second, so the warm engine calls it once before it forks.
     """
     _versions()
     own_digest()
@@ -126,7 +126,7 @@ def _versions() -> dict[str, str | None]:
 
 @cache
 def distributions_by_module() -> Mapping[str, list[str]]:
-    """Return the distributions that installed each top-level module. This reads all their records."""
+    """Return the distributions that installed each top-level module, from the records of all distributions."""
     return packages_distributions()
 
 

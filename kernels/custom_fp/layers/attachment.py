@@ -95,7 +95,7 @@ class Attached:
         _join(self)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> Any:
-        """Move, or cast, the module. Its delayed scales move to the device of its parameters."""
+        """Move or cast the module, and move the histories of its delayed scales to the device of its parameters."""
         this: Any = super()._apply(fn, recurse)  # type: ignore[misc]
         histories, parameter = this.attachment.histories, next(this.parameters(), None)
         if histories is not None and parameter is not None:
@@ -120,9 +120,10 @@ class Attached:
 
 @functools.cache
 def attached_class(plain_class: Any, rounding_class: Any) -> type:
-    """Return a subclass of `plain_class` with the forward method of `rounding_class`, or its own if that is None.
+    """Return a subclass of `plain_class` with the forward method of `rounding_class`.
 
-    While the forward method runs, the module's attached `Operations` (operations.py) replace the functions it calls.
+    If `rounding_class` is None, the forward method does not change. While the forward method of a `rounding_class`
+    runs, the `Operations` attached to the module (operations.py) replace the functions that it calls.
     """
     bases = (Attached, plain_class) if rounding_class is None else (Attached, rounding_class, plain_class)
     body: dict[str, Any] = {
@@ -177,10 +178,10 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
 
 
 def class_of(module: nn.Module) -> type:
-    """Return the user's class of a module, without our subclass and those of fully_shard and parametrizations."""
-    # `type` of a module with rounding is a subclass of the user's class.
+    """Return the user's class of a module, without the subclasses of rounding, fully_shard and parametrizations."""
+    # `__class__` of a module with rounding is the user's class, but `type` returns the subclass with rounding.
     kind: type = module.__class__.__bases__[0] if is_parametrized(module) else module.__class__
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes long
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it would be slow
     if fsdp is not None and kind.__mro__[1] is fsdp.FSDPModule:
         kind = kind.__mro__[2]
     return kind

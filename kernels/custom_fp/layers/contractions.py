@@ -19,9 +19,10 @@ from custom_fp.layers.products import Arithmetic, Linear, Matrices, Sums
 def multiply_matrices(
     arithmetic: Arithmetic, a: Tensor, b: Tensor, added: Tensor | None = None, factor: float = 1
 ) -> Tensor:
-    """Compute factor * torch.matmul(a, b) + added with the given arithmetic, in which a is the input and b the weight.
+    """Compute factor * torch.matmul(a, b) + added with the given arithmetic, where a is the input and b the weight.
 
-    If b is a matrix, all rows of a form one product, as in a linear layer. Otherwise, each matrix is one product.
+    If b is a matrix, all rows of a are multiplied as one matrix, as in a linear layer. Otherwise, each matrix of the
+    batch is a separate product.
 
     Args:
         arithmetic: The arithmetic.
@@ -51,16 +52,16 @@ def multiply_matrices(
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """Return the rows of a tensor of shape (..., K), as a matrix."""
+    """Return a tensor of shape (..., K) as a matrix with K columns."""
     return x.reshape(-1, x.shape[-1])
 
 
 def multiply_groups(arithmetic: Arithmetic, a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
     """Compute torch.nn.functional.grouped_mm with the given arithmetic.
 
-    Each group is a product of its own, like an expert's Linear layer. Therefore, blocks and scales, also scales of a
-    whole tensor, never span two groups. Results in rows that belong to no group, which PyTorch leaves uninitialized,
-    are zero.
+    Each group is a separate product, like that of an expert's Linear layer. Blocks and scales never span two groups,
+    and the scale of a whole tensor covers only one group. Rows and columns of the result that belong to no group are
+    zero, whereas PyTorch leaves them uninitialized.
 
     Args:
         arithmetic: The arithmetic.
@@ -79,7 +80,7 @@ def multiply_groups(arithmetic: Arithmetic, a: Tensor, b: Tensor, ends: Tensor |
 
     is_a_3d, is_b_3d = a.dim() == 3, b.dim() == 3
     pairs = zip(split(a, 0 if is_b_3d else 1), split(b, 1 if is_a_3d else 0), strict=True)
-    # A product in which a group has no columns is left to PyTorch. Experts without rows need no exception.
+    # If b is split into groups, empty groups are left to PyTorch. Experts without rows (b is 3-D) need no exception.
     products = [
         multiply_matrices(arithmetic, x, y) if is_b_3d or (x.numel() and y.numel()) else x @ y
         for x, y in pairs
@@ -97,8 +98,8 @@ class Contraction:
     Attributes:
         batch: The dimensions that both operands and the result have.
         summed: The dimensions that both operands have, but not the result.
-        free: The dimensions of only one operand and the result, for both operands.
-        operands: The dimensions of both operands.
+        free: For each operand, the dimensions that the other operand does not have.
+        operands: The dimensions of each operand.
         result: The dimensions of the result.
     """
 
@@ -111,7 +112,9 @@ class Contraction:
 
     @classmethod
     def parse(cls, equation: str, dims: list[int]) -> Contraction | None:
-        """Return the contraction, or None if it is not a product of two operands or repeats a dimension in an operand.
+        """Return the contraction, or None if a batched matrix product of two operands cannot compute the equation.
+
+        This is the case if an operand repeats a dimension, or if a dimension of only one operand is summed.
 
         Args:
             equation: An equation of torch.einsum.
@@ -148,7 +151,7 @@ class Contraction:
         return sizes
 
     def terms(self, a: Tensor, b: Tensor) -> int:
-        """Return the number of products that each sum adds."""
+        """Return the number of terms in each sum."""
         sizes = self.sizes(a, b)
         return math.prod([sizes[d] for d in self.summed])
 
@@ -162,7 +165,7 @@ class Contraction:
         return result.reshape([sizes[d] for d in order]).permute([order.index(d) for d in self.result])
 
     def _arranged(self, x: Tensor, which: int, groups: tuple[str, ...], sizes: dict[str, int]) -> Tensor:
-        """Return an operand with its dimensions in three groups, or in two groups if there is no batch."""
+        """Return an operand with its dimensions merged into three groups, or into two groups if there is no batch."""
         dimensions = self.operands[which]
         order = "".join(groups)
         x = x.permute([dimensions.index(d) for d in order]).expand([sizes[d] for d in order])
@@ -170,7 +173,7 @@ class Contraction:
         return x.reshape(shape if self.batch else shape[1:])
 
 
-_ELLIPSIS = "".join(chr(0x3B1 + i) for i in range(16))  # names of the dimensions that an ellipsis stands for
+_ELLIPSIS = "".join(chr(0x3B1 + i) for i in range(16))  # names for the dimensions of an ellipsis
 
 
 def equation_of(operands: tuple[Any, ...]) -> tuple[str, list[Any]] | None:

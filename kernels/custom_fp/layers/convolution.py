@@ -23,11 +23,11 @@ class Convolution:
 
     Attributes:
         stride: The stride in each dimension.
-        padding: The same padding at both ends of each dimension, or "same" or "valid".
+        padding: The padding of each dimension, which is the same at both ends, or "same" or "valid".
         dilation: The dilation in each dimension.
         groups: The number of groups.
         padding_mode: `zeros`, or a mode of torch.nn.functional.pad.
-        around: The padding at both ends of each dimension, as torch.nn.functional.pad expects it.
+        around: The padding at each end of each dimension, in the order of torch.nn.functional.pad.
     """
 
     stride: tuple[int, ...]
@@ -114,7 +114,7 @@ class Convolution:
         return F.pad(x, self.around, mode=mode) if any(self.around) else x
 
     def _output_size(self, x: Tensor, kernel_size: tuple[int, ...]) -> list[int]:
-        # `around` begins with the last dimension.
+        # `around` lists the dimensions in reverse order.
         pads = [a + b for a, b in zip(self.around[-2::-2], self.around[::-2], strict=True)]
         return [
             (n + pad - (size - 1) * dilation - 1) // stride + 1
@@ -125,6 +125,6 @@ class Convolution:
 
 
 def _tuple(value: Any, length: int) -> tuple[int, ...]:
-    """Return an argument of a convolution with one number for each dimension."""
+    """Return an argument of a convolution as a tuple with one number for each dimension."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     return values * length if len(values) == 1 else values

@@ -1,4 +1,6 @@
-"""The operations that a module calls in its own `forward`, such as torch.matmul, with rounded products and results.
+"""Operations that a module calls in its own `forward`, such as torch.matmul, with rounded operands and results.
+
+The operands, sums and results of these products can be rounded:
 
     matmul()        torch.matmul and @, mm, bmm, mv, addmm and baddbmm
     einsum()        torch.einsum with two operands
@@ -7,20 +9,20 @@
     grouped_mm()    F.grouped_mm and torch._grouped_mm
     scores, values  The two products of scaled_dot_product_attention (attention.py)
 
-The results of these operations can be rounded as well, and the gradients of the results:
+Only the results of these functions, and the gradients of the results, can be rounded:
 
     softmax()        F.softmax, torch.softmax and Tensor.softmax
     cross_entropy()  F.cross_entropy
     add()            + and torch.add of two floating-point tensors, such as those of a residual stream
 
 `Operations` holds the arithmetic of these operations for one module. While the module's forward runs, a
-TorchFunctionMode replaces the functions. Only the innermost module acts: what a submodule calls follows the submodule's
-own `Operations`, even if they round nothing. The products of the backward pass belong to the same operation.
+TorchFunctionMode replaces the functions. Each call follows the `Operations` of the innermost module that is running,
+even if they round nothing. The products of the backward pass use the arithmetic of the same operation.
 
 Operands of any float dtype are multiplied in float32, and the result has the dtype of the first operand. A call is left
 to PyTorch if an operand is not a dense floating-point tensor, if the dtypes of the operands differ outside of
-torch.autocast, or if the call has an argument `out`. So is a matmul() or einsum() whose summed dimension has size 1,
-because it adds nothing. Models use such products to compute the angles of rotary embeddings.
+torch.autocast, or if the call has an argument `out`. A matmul() or einsum() whose summed dimension has size 1 is also
+left to PyTorch, because it sums nothing. Models use such products to compute the angles of rotary embeddings.
 """
 
 from __future__ import annotations
@@ -50,14 +52,14 @@ PRODUCT_PARTS = SCORES, VALUES, MATMUL, EINSUM, LINEAR, CONV, GROUPED_MM
 RESULT_PARTS = SOFTMAX, CROSS_ENTROPY, ADD
 PARTS = PRODUCT_PARTS + RESULT_PARTS
 ACTIVATION, ERROR = ("result", FORWARD), ("output_gradient", INPUT_GRADIENT)
-"""The keys, in `Arithmetic.roundings`, of the rounding of the result and of its gradient in `RESULT_PARTS`."""
+"""The keys in `Arithmetic.roundings` for the result, and for the gradient of the result, of `RESULT_PARTS`."""
 
 
 class Operations:
     """The arithmetic of the operations that one module calls.
 
     Args:
-        arithmetics: The arithmetic of each operation, by its name. Other operations are left to PyTorch.
+        arithmetics: Maps the name of an operation to its arithmetic. Other operations are left to PyTorch.
 
     Attributes:
         called: The operations that were called at least once.
@@ -74,7 +76,7 @@ class Operations:
         self.arithmetics[part] = arithmetic
 
     def use(self, part: str, training: bool) -> Arithmetic:
-        """Return the arithmetic of an operation that is being called. In evaluation, it is not stochastic."""
+        """Record a call of an operation, and return its arithmetic. In evaluation, it is not stochastic."""
         arithmetic = self.arithmetics.get(part)
         if arithmetic is None:
             return Arithmetic()
@@ -82,12 +84,12 @@ class Operations:
         return arithmetic if training else arithmetic.evaluated
 
     def calls_of(self, module: nn.Module) -> _Scope:
-        """Return a context in which functions that are called belong to the module."""
+        """Return a context in which calls of functions follow the operations of the module."""
         return _Scope(module, bool(self.arithmetics))
 
 
 class _Scope:
-    """A context in which a module is the innermost one that calls functions."""
+    """A context in which `module` is the innermost running module. Leaving it restores the outer module."""
 
     def __init__(self, module: nn.Module, replaces: bool) -> None:
         self.module, self.replaces = module, replaces
@@ -110,9 +112,10 @@ class _Scope:
 
 
 class _ReplaceFunctions(TorchFunctionMode):
-    """The mode that replaces functions by operations. There is at most one in a thread, whose `module` changes.
+    """The mode that replaces functions with operations of `module`, the innermost running module.
 
-    With one mode for each module, a function that one mode leaves alone would reach the modes of the outer modules.
+    A thread has at most one such mode, whose `module` changes. If each module had its own mode, a call that one mode
+    leaves to PyTorch would reach the modes of the outer modules.
     """
 
     def __init__(self, module: Any) -> None:
@@ -131,10 +134,10 @@ class _ReplaceFunctions(TorchFunctionMode):
 
 @functools.cache
 def _let_dynamo_replace(function: Any) -> None:
-    """Let modes replace a function under torch.compile, which ignores functions that PyTorch considers private."""
+    """Let modes replace a function that PyTorch considers private. By default, torch.compile ignores modes for it."""
     torch.overrides.get_overridable_functions()[torch].append(function)
     dynamo = sys.modules.get("torch._dynamo.variables.torch")
-    if dynamo is not None:  # it may have read the list before
+    if dynamo is not None:  # Dynamo may already have cached the list
         dynamo.get_overridable_functions().add(function)
 
 
@@ -147,7 +150,7 @@ def _active_mode() -> Any:
 
 
 class OperationCaller:
-    """The rounding class of modules whose layer has no arithmetic, but that may call operations."""
+    """The rounding class of modules that may call operations but have no arithmetic of their own."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -155,7 +158,7 @@ class OperationCaller:
 
 
 def replace_operations_(module: nn.Module) -> Operations:
-    """Attach `Operations` to a module, which stays the same object, and return them. They round nothing at first."""
+    """Attach `Operations` to a module in place, and return them. They round nothing until `set` is called."""
     if OPERATIONS not in module.__dict__:
         attachment_exists = "arithmetic" in module.__dict__
         attach_(module, None if attachment_exists else OperationCaller)
@@ -164,15 +167,15 @@ def replace_operations_(module: nn.Module) -> Operations:
 
 
 def operations_of(module: nn.Module | None) -> Operations:
-    """Return the operations that are attached to a module, which are none if no rule selects operations."""
+    """Return the operations that are attached to a module, or empty `Operations` if there are none."""
     attached = None if module is None else module.__dict__.get(OPERATIONS)
     return Operations() if attached is None else attached
 
 
 # ---- replacements
 #
-# Each takes the module and the arguments of the functions that it replaces. It returns NotImplemented if PyTorch must
-# compute the call.
+# Each replacement takes the module, followed by the arguments of the replaced function. It returns NotImplemented to
+# leave the call to PyTorch.
 
 
 def _matmul(
@@ -294,7 +297,7 @@ def _add_(module: Any, input: Any, other: Any, *, alpha: float = 1) -> Any:
 
 
 def _with_rounded_result(part: str, module: Any, function: Callable, args: Any, kwargs: Any) -> Any:
-    """Return the result of a function, with the rounding of the result and of its gradient."""
+    """Call a function, and round its result and the gradient of its result."""
     arithmetic = module.attached_operations.use(part, module.training)
     if not arithmetic:
         return NotImplemented
@@ -302,16 +305,16 @@ def _with_rounded_result(part: str, module: Any, function: Callable, args: Any, 
     gradient_rounding, rounding = (arithmetic.roundings.get(key) for key in (ERROR, ACTIVATION))
     if gradient_rounding is not None:
         result = round_gradient(result, gradient_rounding)
-    # An operation in place cannot change the view that round_gradient returns.
+    # The result is cloned, because round_gradient returns a view that in-place operations are not allowed to change.
     return result.clone() if rounding is None else rounding(result).to(result.dtype)
 
 
 def _can_round(*tensors: Any) -> bool:
-    """Return whether these are the operands of a product that can be rounded."""
+    """Return whether a product of these operands can be rounded, as the docstring of this module explains."""
     for x in tensors:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_nested:
             return False
-        # torch.compile cannot trace the layout in a backward pass.
+        # torch.compile cannot trace `x.layout` in a backward pass.
         if not torch.compiler.is_compiling() and x.layout is not torch.strided:
             return False
     same_dtype = all(x.dtype == tensors[0].dtype for x in tensors)

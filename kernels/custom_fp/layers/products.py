@@ -66,8 +66,8 @@ Round = Callable[[Tensor], Tensor]
 
 has_axis: If true, operands are rounded by the method `along(x, axis)`, which may pad the dimension `axis` with zeros.
 has_tiles: If true, blocks are tiles of the last two dimensions, so a matrix is rounded without an axis.
-cached: For the input of the weight gradient: the rounding of the values that are stored after the forward product,
-    which are then rounded again. None means that the unrounded values are stored.
+cached: For the input of the weight gradient, the rounding of the values that are stored after the forward product. The
+    stored values are then rounded again. None means that the unrounded values are stored.
 format: The name of the format, for reports.
 nearest: The function that replaces this function in evaluation.
 """
@@ -177,14 +177,14 @@ class Arithmetic:
         """Return the product of an input and a weight, times a factor, plus a bias.
 
         If the result of the forward product is rounded, the bias is rounded in the same way and added in float32, and
-        then the sum is rounded. The gradient of the bias is rounded, too. torch.autocast computes the same.
+        then the sum is rounded. The gradient of the bias is rounded, too. torch.autocast rounds at the same places.
 
         Args:
             kernel: `Linear`, `Conv`, `Matrices` or `Sums`.
             x: The input.
             w: The weight.
             x_as: A function that converts the rounded input to the layout that the kernel needs.
-            w_as: The same for the weight.
+            w_as: A function that converts the rounded weight to the layout that the kernel needs.
             bias: A tensor that can be broadcast to the product.
             factor: The number by which the product is multiplied, such as `alpha` of torch.baddbmm.
 
@@ -221,7 +221,9 @@ class Arithmetic:
         if not _depends_on_axis(rounding, x, kernel):
             return x
         cached = getattr(rounding, "cached", None)
-        if cached is not None:  # the operand was stored as rounded along the dimension of the forward product
+        if (
+            cached is not None
+        ):  # the stored operand was rounded along the summed dimension of the forward product
             x = kernel.along(role, FORWARD, x, partial(round_along, cached))
         return kernel.along(role, product, x, rounding.along)
 

@@ -29,17 +29,17 @@ def check_float(x: object) -> None:
 
 
 def check_dense(x: Tensor) -> None:
-    """Raise TypeError if x is sparse, nested, or in the layout of MKL-DNN."""
+    """Raise TypeError if x is nested, sparse, or has an MKL-DNN layout."""
     if x.is_nested:
         raise TypeError(
-            "expected a tensor with one shape; got a nested tensor; call torch.nested.to_padded_tensor(x, 0.0) first"
+            "expected a dense tensor; got a nested tensor; call torch.nested.to_padded_tensor(x, 0.0) first"
         )
     if x.layout is not torch.strided:
         raise TypeError(f"expected a dense tensor; got layout {x.layout}; call to_dense() first")
 
 
 def check_integer(name: str, value: object) -> None:
-    """Raise TypeError unless an argument is an integer, which may be a symbolic one of torch.compile."""
+    """Raise TypeError unless an argument is an integer or a symbolic integer of torch.compile."""
     if type(value) is int or isinstance(value, torch.SymInt):
         return
     try:

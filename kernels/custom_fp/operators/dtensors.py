@@ -1,7 +1,7 @@
 """Operators on DTensors, the tensors of tensor-parallel models.
 
-`quantize` computes each shard separately. If the elements of a block are on several ranks, the tensor is replicated
-first. Results equal those of the whole tensor. Other operators refuse DTensors.
+`quantize` rounds each shard separately. If the elements of a block are on several ranks, the tensor is replicated
+first. The results equal those for the whole tensor. Other operators raise TypeError for DTensors.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _REASONS = {
 
 
 def is_sharded(x: object) -> bool:
-    """Return whether x is a DTensor. This function does not import torch.distributed.tensor, which takes long."""
+    """Return whether x is a DTensor, without importing torch.distributed.tensor, which would be slow."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
 
 def shardable(name: str, arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments of an operator whose first argument is a DTensor, so that each shard can be computed.
+    """Return the arguments of an operator, with the DTensor redistributed so that each shard can be rounded separately.
 
     Args:
         name: The name of the operator.
-        arguments: Its arguments, as in torch.ops.custom_fp.
+        arguments: Its arguments, as in torch.ops.custom_fp. The first one is the DTensor.
 
     Raises:
         TypeError: The operator does not support DTensors.
@@ -52,8 +52,8 @@ def shardable(name: str, arguments: Sequence[Any]) -> list[Any]:
     fmt, rounding, axis = given[1], given[2], given[6]
     if is_stochastic(rounding):
         raise ValueError(
-            f"rounding is {rounding!r}, but random bits depend on the position of an element in the whole tensor, of "
-            "which a DTensor has only a part; use nearest_even"
+            f"rounding is {rounding!r}, but the random bits of an element depend on its position in the whole tensor, "
+            "and each rank has only a part of a DTensor; use nearest_even"
         )
     _register()
     free = _free_dimensions(read(fmt), x.dim(), axis)
@@ -62,7 +62,7 @@ def shardable(name: str, arguments: Sequence[Any]) -> list[Any]:
 
 
 def _free_dimensions(fmt: NumberFormat, dimensions: int, axis: int | None) -> set[int]:
-    """Return the dimensions along which a tensor can be cut without cutting a block."""
+    """Return the dimensions along which a tensor can be sharded without splitting a block."""
     if fmt.together == 1:
         return set(range(dimensions))
     if axis is None or not fmt.has_axis or fmt.has_tiles or fmt.has_tensor_scale:

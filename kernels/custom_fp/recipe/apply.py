@@ -43,8 +43,8 @@ class Applied:
 
     Attributes:
         model: The model.
-        first_arithmetic: The arithmetic of each rounded module in the first step, by operation. The operation of
-            a layer itself is None.
+        first_arithmetic: Maps each rounded module to a dict that describes the arithmetic of its operations in the
+            first step. The key None stands for the layer itself.
         left_to_the_loop: The settings of the recipe that concern the training loop.
         placement: The rules in the model, or None if they round nothing.
     """
@@ -56,7 +56,7 @@ class Applied:
 
     @property
     def at_first(self) -> dict[str, str]:
-        """The arithmetic in the first step, by the current name of each layer and of each operation.
+        """A dict that maps the current name of each layer and operation to its arithmetic in the first step.
 
         Operations are included even if the model has not called them yet. Layers that were removed from the model are
         not included.
@@ -65,18 +65,18 @@ class Applied:
 
     @property
     def rounded(self) -> dict[str, str]:
-        """The arithmetic in the first step, by the name of each rounded layer.
+        """A dict that maps the name of each rounded layer to its arithmetic in the first step.
 
-        Operations are included as soon as the model has called them.
+        An operation is included once the model has called it.
         """
         not_called = uncalled(self.model)
         return {name: text for name, text in self.at_first.items() if name not in not_called}
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The classes of the modules that have parameters and are not rounded, by the names of the modules.
+        """The classes of the modules that have parameters and are not rounded, keyed by the names of the modules.
 
-        A module whose operations are rounded is left out as soon as the model has called them.
+        A module whose operations are rounded is left out once the model has called one of them.
         """
         # A MultiheadAttention uses its submodules' weights without calling them.
         attention = tuple(
@@ -125,7 +125,7 @@ class Applied:
             self.placement.load_state_dict(state)
 
     def check_called(self) -> None:
-        """Raise ValueError if a rule selects only attention that has not been called.
+        """Raise ValueError if a rule selects only operations, such as attention, that the model has not called.
 
         Call this method after the model has processed a batch.
         """
@@ -160,9 +160,9 @@ def apply_recipe(
     Args:
         model: Any module.
         recipe: The name of a recipe, the path of a yaml file, a mapping, or a list of rules.
-        operations: True if the recipe's rules for Linear and Conv layers also apply to all products that modules
-            compute outside of layers, including attention. A list selects some, such as ["matmul()", "linear()"]. By
-            default, the recipe decides. Recipes that ship select none.
+        operations: The products outside of layers to which the recipe's rules for Linear and Conv layers also apply.
+            True selects all of them, including attention. A list selects some, such as ["matmul()", "linear()"]. None
+            uses the setting `operations` of the recipe. The recipes of this package select none.
         **ingredients: Values that replace the recipe's own: apply_recipe(model, "nvfp4", rounding="nearest_even").
 
     Returns:
@@ -200,7 +200,7 @@ def apply_recipe(
 
 
 def rounded_in(model: nn.Module) -> dict[str, str]:
-    """Return the current arithmetic by the name of each rounded layer and of each rounded operation."""
+    """Return a dict that maps the name of each rounded layer and operation to its current arithmetic."""
     return _by_name(model, _arithmetic_in(model))
 
 
@@ -231,7 +231,7 @@ def placement_in(model: nn.Module) -> Placement | None:
 
 
 def uncalled(model: nn.Module) -> set[str]:
-    """Return the names of those operations that rules round, but that the model has not called yet."""
+    """Return the names of the operations that rules round but that the model has not called yet."""
     return {
         f"{name}.{part}".lstrip(".")
         for name, module in model.named_modules()

@@ -207,8 +207,8 @@ def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iter
     """Count the multiply-accumulates of everything that runs in this context.
 
     Args:
-        models: Models, whose modules name the places, and their rules, if they have any. The keys are prefixes of these
-            names, such as "" or "Generator.".
+        models: Each model with its rules, or with None if it has no rules. The key, such as "" or "Generator.", is
+            prepended to the names of the model's modules.
     """
     counter = MacCounter()
     for prefix, (model, placement) in models.items():
@@ -218,11 +218,11 @@ def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iter
         if module in counter.names:
             counter.enter(module)
 
-    def leave(module: nn.Module, *_: Any) -> None:  # must return None to keep the output
-        if counter.stack and counter.stack[-1] is module:  # not of a call that began before this context
+    def leave(module: nn.Module, *_: Any) -> None:  # returns None, so the hook does not replace the output
+        if counter.stack and counter.stack[-1] is module:  # ignores calls that began before this context
             counter.stack.pop()
 
-    # The hooks are not in the modules, so a model that is saved or copied now does not contain them.
+    # These hooks are global, so that a model that is saved or copied in this context does not contain them.
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     outer, products.observer = products.observer, counter.observed
     try:
@@ -240,11 +240,12 @@ class MacCounter(TorchDispatchMode):
     Attributes:
         macs: The multiply-accumulates of each `Product`.
         uncounted: Operators that cannot be counted, and where they were called.
-        called: The modules whose products were computed by rules, each with the product of its attention or None.
+        called: The module and the operation of each product that rules computed. The operation is None for products of
+            the layer itself.
         entered: The modules that were called.
         stack: The modules that are being called, innermost last.
-        is_paused: Whether operators are not counted at the moment.
-        root: The place of operators that no module calls.
+        is_paused: If true, operators are not counted.
+        root: The place of operators that are called outside of all modules.
     """
 
     supports_higher_order_operators = True
@@ -266,7 +267,7 @@ class MacCounter(TorchDispatchMode):
         self._nodes: dict[int, _Node] = {}  # by the sequence number of the autograd node
 
     def add(self, model: nn.Module, placement: Placement | None, prefix: str = "") -> None:
-        """Name the places of a model, whose names begin with the prefix, and use its rules."""
+        """Add a model and its rules. The names of the model's modules get the prefix."""
         model = model if placement is None else placement.model  # without the wrapper of the model
         whole = prefix.rstrip(".") or model.__class__.__name__
         self.root = self.root or whole
@@ -279,12 +280,12 @@ class MacCounter(TorchDispatchMode):
             self.placements[layer] = placement
 
     def enter(self, module: nn.Module) -> None:
-        """Record that a module is called."""
+        """Record the start of a call of a module."""
         self.stack.append(module)
         self.entered.add(module)
 
     def was_called(self, layer: Layer) -> bool:
-        """Return whether the rules for a layer were used, or would have been used in another phase."""
+        """Return whether the model used the rules for a layer, or would have used them in another phase of the run."""
         module = layer.module
         has_no_product = layer.part is None and layer.rounding_class in (QuantEmbedding, RoundedWeight)
         if has_no_product or (layer.part is None and not module.__dict__.get("arithmetic")):
@@ -313,7 +314,7 @@ class MacCounter(TorchDispatchMode):
             self.uncounted[f"{operator} in {_pattern(computed[0].place)}"] = None
             return result
         count = formula(args, result)
-        if count == 0:  # such as the product of an expert that gets no row
+        if count == 0:  # such as the product of an expert without rows
             return result
         for i, product in enumerate(computed):  # one operator computes both gradients of a convolution
             share = count // len(computed) + (i < count % len(computed))
@@ -424,7 +425,7 @@ class _Node:
 
 
 def _part_of(module: nn.Module | None, arithmetic: Arithmetic) -> str | None:
-    """Return the product of attention that has this arithmetic, or None if it is another product of the module."""
+    """Return the operation of a module that has this arithmetic, or None if the layer itself has it."""
     for part, own in operations_of(module).arithmetics.items():
         if arithmetic is own or arithmetic is own.evaluated:
             return part

@@ -2,25 +2,24 @@
 
     amax = the largest max|x| of the last H steps;   x -> Q(min(max(x, -amax), amax)) with the scale for amax
 
-A tensor therefore need not be read before it is rounded. TransformerEngine's DelayedScaling does the same and keeps
-1,024 steps. In the first step, amax is computed from x itself. Values beyond amax saturate. An infinity or NaN makes
-the whole tensor NaN, as it does without a history, and is not recorded in the history.
+The scale is therefore known before the tensor is read. TransformerEngine's DelayedScaling does the same and keeps 1,024
+steps. If no previous step has recorded a positive magnitude, as in the first step, amax is computed from x itself.
+Values beyond amax saturate. If x has an infinity or NaN, the whole result is NaN, as it is without a history. Only
+finite magnitudes are recorded.
 
-Each operand of each layer has its own history, which all workers of a step share. A step begins with the first tensor
-that is recorded after the previous step, in a forward pass in training mode. It ends with the next step of an optimizer
-that updates the model:
+Each operand of each layer has its own history, which all workers share. A step begins when a forward pass in training
+mode records the first tensor after the previous step. It ends when an optimizer that updates the model takes a step:
 
 - All forward and backward passes before this step of the optimizer belong to one step (gradient accumulation). They use
   the same amax, except in the first step.
-- If several optimizers update the model one after the other, the first one ends the step. The others end nothing,
+- If several optimizers update the model one after the other, the first one ends the step. The others have no effect,
   because nothing was recorded in between.
 - If an optimizer steps during a backward pass, as in a hook that updates each parameter when its gradient is complete,
   the step ends with this backward pass.
 
-At the end of a step, all processes of torch.distributed agree on the largest magnitude that any worker has recorded,
-and add it to the history. The result therefore does not depend on how workers are distributed over processes. Every
-process takes part in the agreement at every step of an optimizer that updates the model, even if it has recorded
-nothing.
+At the end of a step, all processes of torch.distributed compute the largest magnitude that any worker has recorded, and
+add it to the history. The result therefore does not depend on how workers are distributed over processes. All processes
+take part in this all_reduce after every step of an optimizer that updates the model, even if they recorded nothing.
 """
 
 from __future__ import annotations
@@ -42,20 +41,23 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from custom_fp.operators import table as operators
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 
-NOTHING = -1.0  # the largest magnitude of a step in which nothing has been recorded
+NOTHING = -1.0  # placeholder for a step with no recorded magnitude
 
 
 class History:
-    """The history of the largest magnitudes of one operand. A copy, and an object from a pickle, has its own memory.
+    """The largest magnitudes of one operand in the last steps. A deep copy or an unpickled copy has its own tensor.
 
     Attributes:
-        magnitudes: The largest magnitude of the current step so far, or NOTHING, followed by the largest magnitudes of
-            the last steps, the latest one first (float32). An operator changes it, so it stays the same tensor.
+        magnitudes: A float32 tensor of shape (1 + steps,). The first element is the largest magnitude of the current
+            step so far, or NOTHING. The others are the largest magnitudes of the last steps, the latest one first. The
+            operator quantize_delayed updates this tensor in place.
     """
 
     def __init__(self, length: int, device: torch.device | None = None) -> None:
-        self.magnitudes = torch.zeros(1 + length, device=device)
+        self.magnitudes = torch.zeros(1 + length, device="cpu")
         self.magnitudes[0] = NOTHING
+        if device is not None:
+            self.to(device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> History:
         copied = memo[id(self)] = object.__new__(History)
@@ -63,11 +65,11 @@ class History:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process that receives a tensor would share its memory with the sender, so an array is sent.
+        # A tensor that is sent to another process would share its memory with the sender. An array is copied instead.
         return {"magnitudes": self.magnitudes.numpy(force=True)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.magnitudes = torch.tensor(state["magnitudes"])
+        self.magnitudes = torch.tensor(state["magnitudes"], device="cpu")
 
     @property
     def seen(self) -> Tensor:
@@ -89,19 +91,19 @@ class History:
         self.load(torch.cat([magnitude.clamp(min=0).view(1).to(self.magnitudes.device), self.values[:-1]]))
 
     def to(self, device: torch.device) -> None:
-        """Move the history to a device, unless tensors of this device have no values."""
+        """Move the history to a device. The meta device is ignored, because its tensors have no values."""
         if self.magnitudes.device != device and device.type != "meta":
             self.magnitudes = self.magnitudes.to(device)
 
 
 @dataclass(frozen=True)
 class Delayed:
-    """A rounding to a format with a single scale for the tensor, which is determined by a history.
+    """Rounding to a format with a single scale for the tensor, which is determined by a history.
 
     Attributes:
         rounding: The format and the rounding mode.
         history: The history of the operand.
-        records: Whether the history records the tensors that are rounded, as it does in training.
+        records: Whether the history records the largest magnitudes of rounded tensors, as it does in training.
     """
 
     rounding: QuantizationSpec
@@ -112,7 +114,7 @@ class Delayed:
 
     def __call__(self, x: Tensor) -> Tensor:
         history, spec = self.history, self.rounding
-        if not torch.compiler.is_compiling():  # a compiled backward pass could not replace the tensor
+        if not torch.compiler.is_compiling():  # a compiled backward pass cannot replace history.magnitudes
             history.to(x.device)
         return operators.quantize_delayed(
             x, history.magnitudes, spec.format, spec.rounding_mode, self.records
@@ -130,9 +132,10 @@ class Delayed:
 
 
 def roll(histories: Collection[History]) -> None:
-    """End a step: append its largest magnitude to each history, unless no process has recorded anything.
+    """End a step by appending its largest magnitude to each history.
 
-    If there are several processes, all of them must call this function.
+    The step does not end if no process has recorded a magnitude. If there are several processes, all of them must call
+    this function, because it calls all_reduce.
     """
     if not histories:
         return
@@ -147,12 +150,12 @@ def roll(histories: Collection[History]) -> None:
 
 
 class Histories:
-    """The histories of one model. A deep copy of the model gets a deep copy of the histories, with its own owners.
+    """The histories of one model. A deep copy of the model gets a deep copy of the histories, owned by its own modules.
 
     Attributes:
-        by_operand: The histories by LAYER:ROLE.
-        owners: The model and its layers that have a history.
-        follows_optimizers: Whether steps of optimizers end steps of the histories.
+        by_operand: Maps each operand, written as LAYER:ROLE, to its history.
+        owners: The model and its rounded layers.
+        follows_optimizers: Whether a step of an optimizer ends the current step of the histories.
     """
 
     def __init__(self) -> None:
@@ -170,21 +173,21 @@ class Histories:
             self.follow_optimizers()
 
     def history(self, operand: str, length: int, device: torch.device | None) -> History:
-        """Return the history of an operand. If rules give it several lengths, it has a history for each length."""
+        """Return the history of an operand. If rules specify several lengths, each length has its own history."""
         history = self.by_operand.setdefault(operand, History(length, device))
         if len(history.values) == length:
             return history
         return self.by_operand.setdefault(f"{operand}:{length}", History(length, device))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the largest magnitudes of the last steps by operand."""
+        """Return a dict that maps each operand to the largest magnitudes of the last steps."""
         return {key: history.values.clone() for key, history in self.by_operand.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the magnitudes that `state_dict` returned.
 
         Raises:
-            ValueError: The state belongs to other operands, or to histories of another length.
+            ValueError: The operands in the state, or the lengths of their histories, differ from those of the model.
         """
         expected = {key: len(history.values) for key, history in self.by_operand.items()}
         found = {key: len(values) for key, values in state.items()}
@@ -225,7 +228,10 @@ def _steps(count: int | None) -> str:
 
 _numbers = itertools.count()
 _following: WeakValueDictionary[int, Histories] = WeakValueDictionary()
-"""Histories by the order of their creation. All ranks call the collective `roll` in this order, which they share."""
+"""The histories that follow optimizers, numbered in the order of their creation.
+
+`roll` is a collective operation. All ranks create histories in the same order, and call `roll` in this order.
+"""
 _ending: set[int] = set()
 """The numbers of the histories whose step ends with the current backward pass."""
 

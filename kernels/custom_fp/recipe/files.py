@@ -7,7 +7,7 @@ keys:
     defaults: [nvfp4, _self_]          start from another recipe, and replace the keys that this file has
     ingredients: {format: nvfp4, ...}  settings that the caller may change; rules refer to them as ${ingredients.format}
     rules: [...]                       the rules (see rules.py)
-    operations: [matmul(), ...]        operations that all rules for '*' select as well, or true for all products
+    operations: [matmul(), ...]        operations that rules for '*' also select; true selects all products
     others                             settings of a training loop, such as loss_scale
 """
 
@@ -83,7 +83,7 @@ def _with_defaults(recipe: str, given: Any) -> Any:
 def with_ingredients(typed: str, given: Any, replaced: Mapping[str, Any]) -> Any:
     """Return the recipe with each ${ingredients.NAME} replaced by its value in `replaced` or in the recipe.
 
-    A rule whose format is then null is left out, so an ingredient can remove a rule.
+    Rules whose format becomes null are removed, so an ingredient can switch off a rule.
 
     Raises:
         ValueError: `replaced` has a name that is not an ingredient of the recipe.

@@ -1,4 +1,4 @@
-"""The layers of a model that rules can select, and the operations that its modules call.
+"""The layers of a model that rules can select, and the operations that the model's modules call.
 
     Linear, Conv1d/2d/3d    Layers of exactly these classes, with three products each (custom_fp.layers.products).
     Embedding               The rows that are looked up (role weight), and their gradient.
@@ -6,23 +6,23 @@
     scaled_dot_product_attention   The attention of a MultiheadAttention, and of any module that calls this function. It
                             has the products NAME.scores, which multiplies query (role input) and key (role weight), and
                             NAME.values, which multiplies probabilities (role input) and value (role weight).
-    matmul()                The matrix products that a module computes in its own forward, with the first factor as
-                            input and the second as weight: torch.matmul and @, mm, bmm, mv, addmm and baddbmm.
-    einsum()                torch.einsum of two tensors, the input and the weight, if no tensor has a dimension twice
-                            and every dimension of only one tensor is in the result.
+    matmul()                The matrix products that a module computes in its own forward: torch.matmul and @, mm, bmm,
+                            mv, addmm and baddbmm. The first factor is the input, and the second one is the weight.
+    einsum()                torch.einsum of two tensors, the input and the weight. No tensor may have a dimension twice,
+                            and every dimension that only one tensor has must be in the result.
     linear()                F.linear, as for an output layer whose weight is tied to an embedding.
     conv()                  F.conv1d, F.conv2d and F.conv3d.
     grouped_mm()            F.grouped_mm and torch._grouped_mm, the products of a mixture of experts. Each group is
-                            rounded like a layer of its own.
+                            rounded like a separate layer.
     softmax(), cross_entropy(), add()
                             The results of these functions (role activation) and the gradients of the results (role
                             error). add() is the sum of two floating-point tensors, as in a residual stream.
-    normalization layers    The affine weight (role weight) of any module without submodules that has a vector named
-                            weight, such as LayerNorm and the RMSNorm classes of model libraries.
+    normalization layers    The affine weight (role weight) of any module without submodules whose `weight` is a vector,
+                            such as LayerNorm and the RMSNorm classes of model libraries.
 
-Operations have names such as NAME.matmul(), where NAME is the module whose forward calls the function. Other products
-of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions that a `forward`
-method calls.
+The name of an operation, such as NAME.matmul(), begins with the name of the module whose forward calls the function.
+Other products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions
+that a `forward` method calls.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from custom_fp.layers.attachment import class_of
@@ -63,9 +64,9 @@ class Layer:
 
     Attributes:
         module: The module.
-        names: All names under which the model contains the module, or this operation of it.
-        part: The operation, such as `scores` or `matmul()`, and None for the module itself.
-        model_part: `output_head`, `router` or `attention_output` if the module is one (model_parts.py), or else None.
+        names: All names that the module, or this operation of the module, has in the model.
+        part: The operation, such as `scores` or `matmul()`, or None for the module itself.
+        model_part: `output_head`, `router` or `attention_output` (model_parts.py), or None for other modules.
     """
 
     module: nn.Module
@@ -81,7 +82,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The class of the module, scaled_dot_product_attention, or another operation."""
+        """The name of the module's class, or of the operation. Both products of attention have the same name."""
         if self.part is None:
             return class_of(self.module).__name__
         return SDPA if self.part in (SCORES, VALUES) else self.part
@@ -95,12 +96,12 @@ class Layer:
 
     @property
     def is_call(self) -> bool:
-        """Whether this is an operation that only patterns such as matmul() and *.matmul() select."""
+        """Whether this is an operation that must be selected by a pattern such as matmul() or *.matmul()."""
         return self.part is not None and self.part.endswith(CALL)
 
     @property
     def rounding_class(self) -> type[Quantized] | None:
-        """The class whose forward rounds the module, if there is one."""
+        """The class whose forward rounds the module, or None if there is no such class."""
         if class_of(self.module) in KINDS:
             return KINDS[class_of(self.module)]
         return RoundedWeight if is_normalization(self.module) else None
@@ -156,10 +157,13 @@ def layers_of(model: nn.Module) -> list[Layer]:
 def operations_called_by(module: nn.Module) -> tuple[str, ...]:
     """Return the operations that a module may call in its own forward.
 
-    MultiheadAttention calls attention. A module whose class is not defined by PyTorch may call any operation.
+    MultiheadAttention calls the two products of attention. TorchScript modules, and other modules whose class torch.nn
+    or this package defines, call no operations. All other modules may call any operation.
     """
     if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
+    if isinstance(module, torch.jit.ScriptModule):  # its functions are not called from Python
+        return ()
     is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS
 

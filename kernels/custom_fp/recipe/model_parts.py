@@ -1,4 +1,4 @@
-"""Find the parts of a model that recipes treat in their own way: output heads, routers and layers after attention."""
+"""Find the parts of a model for which recipes have separate rules: output heads, routers and layers after attention."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ HEAD_NAMES = {
 }
 ROUTER_NAMES = {"gate", "router"}
 _QUERY = re.compile(r"(?i:to_|w)?q|c_attn")
-_PROJECTION = re.compile(r"(?i:to_|w)?[qkv]|c_attn")  # of queries, keys or values
+_PROJECTION = re.compile(r"(?i:to_|w)?[qkv]|c_attn")  # the names of projections to queries, keys or values
 _BERT_OUTPUT = "attention.output.dense"
 
 
 def parts_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the modules of a model that are one of these parts.
+    """Return the output heads, routers and attention outputs of a model.
 
-    An output head is the last Linear or Conv layer of the model if it is a child of the model itself (`head`, or the
-    last layer of a Sequential), and any such layer outside of repeated blocks whose name is a usual one for heads
-    (`HEAD_NAMES`): lm_head, classifier.6, cls.predictions.decoder. A model with a single layer has no output head.
+    Two kinds of Linear and Conv layers are output heads. The first kind is the last such layer of the model, if it is a
+    direct child of the model, such as `head`, or the last layer of a Sequential. The second kind is any such layer
+    outside of repeated blocks that has a common name for heads (`HEAD_NAMES`), such as lm_head, classifier.6 or
+    cls.predictions.decoder. A model with a single layer has no output head.
 
-    A router is a module without children that is called gate or router and has `experts` as a neighbor: mlp.gate next
-    to mlp.experts, or moe.router.gate next to moe.experts.
+    A router is a module without children that is named gate or router and has a sibling named experts, such as mlp.gate
+    next to mlp.experts. It may be nested, such as moe.router.gate next to moe.experts.
 
     An attention output is the last Linear child of a module that also has a Linear child for queries (q_proj, qkv, wq,
     query_key_value), or BERT's attention.output.dense.
 
     Returns:
-        `OUTPUT_HEAD`, `ROUTER` or `ATTENTION_OUTPUT` by module.
+        A dict that maps each of these modules to `OUTPUT_HEAD`, `ROUTER` or `ATTENTION_OUTPUT`.
     """
     names = {module: name for name, module in model.named_modules()}
     found: dict[nn.Module, str] = {}
@@ -59,7 +60,7 @@ def _output_heads(names: dict[nn.Module, str]) -> list[nn.Module]:
         is_last_child = layer is layers[-1] and len(path) < 2
         has_usual_name = bool(path) and path[-1] in HEAD_NAMES and not any(map(str.isdigit, path))
         if is_last_child or has_usual_name:
-            heads[".".join(path)] = layer  # of the layers of a Sequential, the last one
+            heads[".".join(path)] = layer  # the last layer of a Sequential replaces the others
     return list(heads.values())
 
 

@@ -44,8 +44,8 @@ def read_rules(typed: str, given: Any, operations: Any = None) -> list[Rule]:
     Args:
         typed: The key of the list.
         given: The list.
-        operations: Patterns of operations that all rules for '*' select as well, except for those with `first` or
-            `last`. Rules for a part of the model, such as router, select them in this part. True stands for
+        operations: Patterns of operations that rules for '*' also select, unless they have `first` or `last`. Rules for
+            a part of the model, such as router, also select the operations of this part. True stands for
             `EVERY_PRODUCT`, and None or False for no operations.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -70,7 +70,7 @@ def _operations(key: str, given: Any) -> tuple[str, ...]:
 
 
 def _with_operations(rule: Rule, patterns: tuple[str, ...]) -> Rule:
-    """Return a rule that also selects operations, if it selects all layers or a part of the model such as routers."""
+    """Return the rule, extended to operations if it is for all layers or for a part of the model such as routers."""
     counts = (rule.first_layers, rule.last_layers) != (None, None)
     added = patterns if "*" in rule.modules and not counts else ()
     calls = [pattern for pattern in patterns if pattern in PRODUCT_PARTS]
@@ -297,7 +297,7 @@ def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int 
 
 
 def _cached(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> QuantizationSpec | None:
-    """Return the rounding to the format in which the input is stored for the weight gradient, or None."""
+    """Return the rounding of inputs that are stored for the weight gradient, or None if they are not rounded."""
     name = given.get("cached")
     if name is None:
         return None

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -33,7 +34,10 @@ from custom_fp.recipe.rules import Rule, Rules
 
 
 class Placement:
-    """The rules that round one model. A deep copy of the model gets its own copy, which follows the original's steps.
+    """The rules that round one model.
+
+    A deep copy of the model gets its own copy of the placement. When the original switches to another step, so does the
+    copy.
 
     Args:
         model: The model, which is changed in place.
@@ -57,7 +61,7 @@ class Placement:
         # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
         by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
         reached = [layer for layer, arithmetics in by_phase.items() if any(arithmetics)]
-        # A MultiheadAttention computes its operations itself.
+        # The rounding class of a MultiheadAttention also computes its operations, so it is needed for them, too.
         rounded = {
             layer.module: layer.rounding_class
             for layer in reached
@@ -87,7 +91,7 @@ class Placement:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.copies = WeakSet()
-        if not is_attached(self.model):  # pickle saves models without their rules
+        if not is_attached(self.model):  # an unpickled model has no rules, because pickle does not save them
             self._attach(self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
@@ -115,11 +119,13 @@ class Placement:
             activation.update(self.rules, phase)
 
     def check_called(self, never_called: Collection[str] = ()) -> None:
-        """Raise ValueError if the model calls nothing that a rule selects. Call this after the model.
+        """Raise ValueError if the model has called nothing that a rule selects.
+
+        Call this method after the model's forward pass.
 
         Args:
-            never_called: The names of layers that rules select but that the model did not call (coverage.py). Calls of
-                functions are known without it.
+            never_called: The names of layers that rules select but that the model did not call, from a measurement of
+                coverage (coverage.py). Operations record their own calls.
         """
         used: set[Rule] = set()
         unused: dict[Rule, list[Layer]] = {}
@@ -138,15 +144,15 @@ class Placement:
                 continue
             if all(layer in self.called for layer in layers):
                 kinds = list(dict.fromkeys(layer.kind for layer in layers))
-                hint = "; attention that is written as separate products is selected by matmul()" * (
+                hint = "; use matmul() to select attention that is written as separate products" * (
                     kinds == [SDPA]
                 )
                 raise ValueError(
-                    f"{rule.typed}: no module that the rule selects calls {' or '.join(kinds)}{hint}"
+                    f"{rule.typed}: none of the modules selected by this rule calls {' or '.join(kinds)}{hint}"
                 )
             raise ValueError(
-                f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; a "
-                "weight that is passed to F.linear is rounded by a rule for linear()"
+                f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; use "
+                "linear() to select calls of F.linear with the weight of such a layer"
             )
 
     def _deciding_rules(self, layer: Layer) -> list[Rule]:
@@ -159,13 +165,16 @@ class Placement:
         return [rule for rule in found if rule is not None]
 
     def _modules_with_functions(self, layers: Sequence[Layer]) -> Iterable[nn.Module]:
-        """Return the modules whose calls of functions must be told apart, so that each follows its own module's rules.
+        """Return the modules to which `Operations` must be attached, so that each call follows its own module's rules.
 
-        If rules select only attention, these are the modules that may call it. Other functions are also called by
-        PyTorch's own modules, such as a Linear layer that no rule selects.
+        If attention is the only operation that rules select, these are the modules that may call it. Otherwise, all
+        modules are returned: PyTorch's own modules call the other functions as well, such as a Linear layer that no
+        rule selects.
         """
         if any(layer.is_call for layer in self.called):
-            return self.model.modules()
+            return (
+                module for module in self.model.modules() if not isinstance(module, torch.jit.ScriptModule)
+            )
         return dict.fromkeys(layer.module for layer in layers if self.called and _is_called_function(layer))
 
     def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:

@@ -35,8 +35,8 @@ class QuantizationSpec:
             default generator. In evaluation, nearest_even replaces them.
         hadamard: The size of the random Hadamard transform along the dimension that a product sums over.
         history: The number of steps whose largest magnitudes determine the scale (delayed_scaling.py).
-        cached: The rounding of the tensor when it was stored after the forward product. The weight gradient reads the
-            stored values and rounds them again.
+        cached: The rounding of an input that is stored after the forward product. The weight gradient rounds the stored
+            values again. None stores the unrounded input.
         has_axis: Whether an operand is rounded along a dimension, and therefore separately for each product.
         has_tiles: Whether blocks are tiles, so that a matrix is rounded in the same way for all products.
         nearest: The same specification with nearest_even, for evaluation.

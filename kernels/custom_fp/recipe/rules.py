@@ -4,16 +4,17 @@ A rule in a recipe has these keys:
 
     modules   One glob pattern, or a list of patterns, for the names or classes of layers: blocks.*, Linear. If the last
               part of a pattern is only a wildcard, as in * or blocks.*, the pattern selects the products of Linear and
-              Conv layers. Other layers must be named: Embedding, MultiheadAttention, scaled_dot_product_attention (both
-              products of any attention, or a single one by NAME.scores or NAME.values, as in *.scores), or the name of
-              the layer itself. A pattern that ends in () selects operations that modules call in their own forward:
-              matmul() everywhere, or blocks.*.matmul(). layers.py lists the layers and operations. output_head, router
-              and attention_output select the layers that compute the outputs of the model, that choose experts, and
-              that follow attention (model_parts.py). router.linear() selects the calls of routers. Normalization
-              layers are selected by their own name or class, as in *.norm1 or LayerNorm.
+              Conv layers. Other layers must be named: Embedding, MultiheadAttention, scaled_dot_product_attention, or
+              the name of the layer itself. scaled_dot_product_attention selects both products of any attention.
+              NAME.scores and NAME.values select a single one, as in *.scores. A normalization layer is selected by its
+              own name or class, as in *.norm1 or LayerNorm. A pattern that ends in () selects operations that modules
+              call in their own forward, such as matmul() in the whole model, or blocks.*.matmul(). layers.py lists the
+              layers and operations. Three patterns select parts of the model (model_parts.py): output_head selects the
+              layers that compute the model's outputs, router those that choose experts, and attention_output those that
+              follow attention. router.linear() selects the calls of F.linear in routers.
     first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
               modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects no layer.
-              Operations are only selected and counted if the rule matches nothing else.
+              Operations such as matmul() are selected and counted only if the rule matches nothing else.
     role      One role or a list of roles. Some roles are parts of products (custom_fp.layers.products). input, weight
               and output_gradient are the operands, and result is the result. accumulator rounds every product of two
               values and every partial sum. Other roles apply to any layer. activation is the layer's input and output,
@@ -27,15 +28,16 @@ A rule in a recipe has these keys:
               the blocks of a format with scales run along the dimension that the product sums over. For other tensors,
               they follow the order of the elements in memory.
     rounding  Any rounding mode of custom_fp. The default is nearest_even. Accumulators and parameters allow no other.
-              In training, stochastic rounding draws from torch's default generator, which a run seeds by its seed, the
-              step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
+              In training, stochastic rounding draws from torch's default generator, which a run seeds with its seed,
+              the step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
     hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
               Both operands of a product must be transformed. All transforms use the same signs, the first 16 of which
               are TransformerEngine's.
     history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
               (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
-    cached    The format in which the input is stored for the weight gradient, in blocks along the dimension of the
-              forward product. The stored values are rounded again, to `format`. null stores the unrounded input.
+    cached    The format in which the input is stored for the weight gradient. Its blocks run along the dimension that
+              the forward product sums over. The weight gradient rounds the stored values again, to `format`. null
+              stores the unrounded input.
     aps       true: shift each tensor by a power of two so that it fills its format (tensor_aps.py).
     kahan     true: use Kahan summation in an accumulator.
     optional  true: do not report an error if the rule never applies. Recipes for many models need this.
@@ -173,7 +175,10 @@ class Rules:
         return None
 
     def _rules_for(self, layer: Layer, role: str) -> list[Rule]:
-        """Return the rules that select a layer. Matching patterns takes long, and depends only on the kind of role."""
+        """Return the rules that select a layer.
+
+        Matching patterns is slow and depends only on whether the role is part of a product, so the result is cached.
+        """
         key = layer, bool(ROLES[role])
         if key not in self._matching:
             self._matching[key] = [

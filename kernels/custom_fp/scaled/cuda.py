@@ -1,7 +1,7 @@
 """The CUDA backend for formats with scales (csrc/tiles/tiles.cuh and csrc/scaled/scaled_kernels.cuh).
 
-PyTorch is used for what has no CUDA kernel: it packs codes, and decodes codebooks and integers with zero points. It
-also rounds such integers if the rounding is not to nearest even.
+Some steps have no CUDA kernel and use PyTorch's operators: packing codes, and decoding codebooks and integers with zero
+points. PyTorch also rounds such integers, unless they are rounded to nearest even.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class NativeScaled(ScaledReference):
     def quantize_delayed(
         self, x: Tensor, magnitudes: Tensor, fmt: ScaledFormat, records: bool, rule: Rule, out: Tensor
     ) -> None:
-        """Read x once for its largest magnitude, and round it with a scale that the kernel is told."""
+        """Round as `ScaledReference.quantize_delayed` does, but pass the scale to the kernel."""
         x = single(x)
         can_be_told = fmt.kernels == "tiles" and fmt.scale.rule == "amax" and fmt.scale.format.bits == 32
         low, high = torch.stack(x.aminmax()).tolist() if can_be_told and x.numel() else (0.0, math.nan)
@@ -57,7 +57,7 @@ class NativeScaled(ScaledReference):
         if not (-math.inf < low and high < math.inf and before > 0):  # NaN, infinity, or no history
             super().quantize_delayed(x, magnitudes, fmt, records, rule, out)
             return
-        own = max(high, -low)  # not -0.0 if x is zero
+        own = max(high, -low)  # this order gives 0.0 instead of -0.0 if x is zero
         if records and own > magnitudes[0].item():
             magnitudes[0] = own
         if own > before:
@@ -171,10 +171,12 @@ def _scaling(fmt: ScaledFormat) -> _native.Scaling:
 
 
 def _told_scaling(fmt: ScaledFormat, amax: float) -> _native.Scaling:
-    """Return the scaling of a format whose float32 scale is always the one for this largest magnitude."""
+    """Return the scaling of a format, with its float32 scale fixed to the one for the given largest magnitude."""
     scale = max(amax / fmt.target, fmt.scale.format.smallest)
     parts = fmt.parts
-    return _native.Scaling(*parts[:9], scale, scale, *parts[11:])  # 9, 10: the smallest and the largest scale
+    return _native.Scaling(
+        *parts[:9], scale, scale, *parts[11:]
+    )  # parts 9 and 10 are the limits of the scale
 
 
 # ---- integers with zero points

@@ -87,12 +87,15 @@ def largest_magnitude(x: Tensor) -> Tensor:
 
 
 def tensor_scale_for(fmt: ScaledFormat, largest: Tensor) -> Tensor:
-    """Return the scale of a tensor with the given largest finite magnitude, float32."""
+    """Return the float32 scale of a tensor with the given largest finite magnitude."""
     return divide(largest, fmt.target * fmt.largest_scale).clamp(min=SMALLEST_SCALE)
 
 
 def divide(x: Tensor, divisor: float) -> Tensor:
-    """Return the correctly rounded quotient. On a GPU, PyTorch multiplies by the reciprocal of a Python number."""
+    """Return the correctly rounded quotient of a tensor and a number.
+
+    On a GPU, `x / divisor` is not correctly rounded, because PyTorch multiplies by the reciprocal of a Python number.
+    """
     return x / torch.full_like(x, divisor)
 
 
