@@ -311,8 +311,9 @@ def equations():
 def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equation, a, b):
     """All values are multiples of 1/4 up to 6, so forward products and sums are exact in any order.
 
-    Gradients are sums of at most 72 products of such a value and an error of size one. e8m22 changes the error by
-    2^-23, and each of at most 72 additions rounds by 2^-24 of at most 432: 72 x 6 x 2^-23 + 72 x 432 x 2^-24 < 2e-3.
+    Each gradient is a sum of at most 72 products of such a value and an output gradient of at most 1. Rounding to e8m22
+    changes the output gradient by at most 2^-23. Each of the additions rounds a sum of at most 432 by at most 2^-24 of
+    it. So the gradients differ by at most 72 x 6 x 2^-23 + 72 x 432 x 2^-24 < 2e-3.
     """
     torch.manual_seed(0)
     a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
@@ -435,8 +436,11 @@ def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
 
 
 def test_all_forms_of_grouped_products_equal_those_of_pytorch():
-    """Partial sums of the at most 16 products are below 16, and a sum in another order may round each by 2^-24 of that:
-    16 x 16 x 2^-24 = 2^-16. Rounding the result to e8m22 changes less than 16 by less than 16 x 2^-23 = 2^-19.
+    """The tolerance covers sums in another order and the rounding of results to e8m22.
+
+    There are at most 16 products, and their partial sums are below 16. In another order, each of these sums may differ
+    by 2^-24 of 16, which adds up to 16 x 16 x 2^-24 = 2^-16. Rounding changes a result below 16 by less than
+    16 x 2^-23 = 2^-19.
     """
     torch.manual_seed(0)
     ends, ordered = torch.tensor([4, 4, 12], dtype=torch.int32), torch.tensor([3, 8, 12], dtype=torch.int32)
@@ -716,7 +720,7 @@ def test_modules_that_are_checkpointed_compute_the_same_bits(use_reentrant):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_modules_without_python_code_or_weights_are_left_alone():
-    """A recipe is applied around modules of TorchScript and layers whose size is not known yet."""
+    """A recipe does not round TorchScript modules, nor lazy layers, whose size is not known yet."""
     for operations in (False, True):
         model = nn.Sequential(
             nn.Linear(8, 8), torch.jit.trace(Residual(), torch.randn(2, 4, 8)), nn.LazyLinear(4)
