@@ -1,7 +1,7 @@
-"""The command that runs a module, and functions that tie a process to its parent and to its descendants.
+"""The command that runs a module in a new process, and functions that tie a process to its parent and its descendants.
 
-Agents, engines, ranks and scripts use them. Such a process ends when its parent ends, for whatever reason, and it can
-adopt the processes that its own children leave behind.
+Agents, engines, ranks and scripts use these functions. Such a process ends when its parent ends, for whatever reason,
+and it can adopt the processes that its own children leave behind.
 """
 
 import ctypes

@@ -54,9 +54,10 @@ with ThreadPoolExecutor() as pool:
     list(pool.map(lambda part: nvrtc.binary(part, capability), dict.fromkeys(map(nvrtc.part_of, cuda.KERNELS))))'
 # Only files with GPU tests, and no ini options, because not every plugin and library of the dev extra may be installed.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
-# Several processes, if pytest-xdist is installed, because the CPU needs longer than the GPU for the same values.
+# The tests run in several processes if pytest-xdist is installed, because they spend most of their time on the CPU, which
+# computes the expected values.
 WORKERS="$("$PYTHON" -c 'import xdist; print("-n8")' 2>/dev/null)"
-# The cpdrun of this folder must not be imported, because it lacks the configuration that the installed one contains.
+# PYTHONSAFEPATH=1 makes Python import the installed cpdrun. The one in this folder lacks the packaged configuration.
 step "tests" 80 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -o addopts= -m gpu -q -rfE $WORKERS -p no:cacheprovider "${GPU_TESTS[@]}"
 step "benchmark, GPU" 90 "$PYTHON" scripts/benchmarks/numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
 step "step time" 94 "$PYTHON" scripts/benchmarks/training_step.py --device cuda

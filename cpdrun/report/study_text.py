@@ -167,9 +167,9 @@ def counting_rule(group: str) -> str:
     """Say how the bits of a choice in a config group such as `recipe` are counted."""
     if group == RECIPE:
         return (
-            "A recipe has the mean bits of the operands of all multiply-accumulates in a step, including scales and "
-            "32 bits for float32. Planned bits are those of the narrowest format in which products read activations or "
-            "gradients. They decide the order in which recipes are tested."
+            "The bits of a recipe are the mean bits of the operands of all multiply-accumulates in a step. Scales are "
+            "included, and operands in float32 count as 32 bits. Planned bits are those of the narrowest format in "
+            "which products read activations or gradients. They determine the order in which recipes are tested."
         )
     return (
         f"A choice of {group} has the bits of the widest format that it rounds to, not counting the format of sums, or "

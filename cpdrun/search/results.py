@@ -249,13 +249,13 @@ def _coverage_problem(results: Results, ladder: Ladder) -> str | None:
         if math.isnan(share):
             return (
                 f"the coverage of {label} was not counted ({products.get('problem', 'no products')}), so it "
-                "may be less than search.min_coverage. To search all the same, add search.min_coverage=0"
+                "may be less than search.min_coverage. To search anyway, add search.min_coverage=0"
             )
         if share < least:
             return (
                 f"{label} rounds only {math.floor(100 * share)} % of the multiply-accumulates, so a "
-                "certificate would say little about it. The logs of its runs name the others. To search all the same, "
-                f"add search.min_coverage={math.floor(100 * share) / 100:g}"
+                "certificate would say little about it. The logs of its runs list what stays in float32. To search "
+                f"anyway, add search.min_coverage={math.floor(100 * share) / 100:g}"
             )
     return None
 

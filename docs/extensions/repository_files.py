@@ -117,7 +117,7 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def navigation(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Render the navigation tree once for all pages of files at the same depth. Its links are the same there."""
+    """Render the navigation tree only once for all file pages of the same depth, as its links are the same there."""
     if pagename.startswith("files/"):
         render, trees = context["toctree"], app.builder.__dict__.setdefault("navigation_trees", {})
         depth = pagename.count("/")

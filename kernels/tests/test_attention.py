@@ -141,7 +141,7 @@ def test_rules_of_attention_without_effect_are_refused():
             return x
 
     other = placed(Other(), rule)
-    with pytest.raises(ValueError, match=r"rules\[0\]: no module that the rule selects calls"):
+    with pytest.raises(ValueError, match=r"rules\[0\]: none of the modules selected by this rule calls"):
         other.check_called()
 
 

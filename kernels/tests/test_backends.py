@@ -356,7 +356,7 @@ class _Quotients(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", BLOCKS, ids=str)
 def test_no_tensor_is_divided_by_a_python_number(name):
-    """Such a quotient is not correctly rounded on a GPU, because PyTorch multiplies by the reciprocal of the number."""
+    """On a GPU, `x / 3.0` is not correctly rounded, because PyTorch multiplies by the reciprocal of a Python number."""
     fmt, x = custom_fp.parse(name), normal(6, 140)
     with in_reference(), _Quotients() as quotients:
         custom_fp.quantize(x, fmt)

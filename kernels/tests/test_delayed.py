@@ -72,7 +72,7 @@ def test_infinity_and_nan_stay_visible_and_are_not_recorded():
         torch.vmap(rounding)(torch.ones(2, 3))
 
 
-def test_tensors_without_values_leave_the_history_unchanged():
+def test_meta_tensors_leave_the_history_unchanged():
     rounding = Delayed(QuantizationSpec("fp8_tensor", history=3), History(3))
     assert rounding(torch.ones(2, 3, device="meta")).shape == (2, 3) and rounding.history.seen == NOTHING
 
@@ -148,7 +148,7 @@ def trained(make_step, run=lambda model, x: model(x)):
     return [torch.stack(losses), *(p.detach() for p in model.parameters()), *applied.state_dict().values()]
 
 
-def test_a_model_may_get_its_memory_after_its_recipe():
+def test_a_model_may_leave_the_meta_device_after_its_recipe_is_applied():
     with torch.device("meta"):
         model = mlp()
         applied = custom_fp.apply_recipe(model, [RULE])

@@ -307,7 +307,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("message", LAYOUTS)
 @pytest.mark.filterwarnings("ignore:Sparse CSR|The PyTorch API of nested tensors")
-def test_layouts_of_tensors(message):
+def test_unsupported_layouts_of_tensors(message):
     x = LAYOUTS[message](MATRIX)
     for call in (
         lambda: custom_fp.quantize(x, "e4m3"),
@@ -327,7 +327,7 @@ def test_layouts_of_tensors(message):
 
 
 @pytest.mark.parametrize("given", [1.5, "1", None])
-def test_integers(given):
+def test_arguments_that_are_not_integers(given):
     must = f"is {given!r}; it must be an integer"
     refused(lambda: custom_fp.quantize(X, "e4m3", offset=given), f"offset {must}")
     refused(lambda: custom_fp.accumulate([X], "e4m3", offset=given), f"offset {must}")

@@ -3,6 +3,7 @@
 import copy
 import operator
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import custom_fp
 import pytest
@@ -12,6 +13,7 @@ from custom_fp.recipe.files import load, with_ingredients
 from custom_fp.recipe.layers import layers_of
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 OPERANDS = ["input", "weight", "output_gradient"]
 BF16 = {"role": OPERANDS, "format": "bf16"}
@@ -75,7 +77,7 @@ def test_addmm_computes_the_same_bits_as_a_linear_layer(recipe):
     assert_same(gradients(conv1d, x), [y, dx, dw.t(), db])
 
 
-def test_attention_that_is_written_out_computes_the_same_bits_as_torchs():
+def test_attention_written_with_matmul_computes_the_same_bits_as_scaled_dot_product_attention():
     def written_out(_, q, k, v):
         return torch.matmul((q @ k.transpose(2, 3) * 0.25).softmax(-1), v)
 
@@ -191,7 +193,7 @@ class Nested(nn.Module):
         return self.inner(y) + y @ x.mT
 
 
-def test_only_the_innermost_module_acts():
+def test_a_rule_does_not_round_the_calls_of_other_modules():
     """A rule rounds only calls in the forward of the modules that it selects, not calls in other modules.
 
     Rules for `linear()` do not affect PyTorch's own layers, although these call F.linear, too.
@@ -224,7 +226,7 @@ def test_products_of_rounded_layers_are_not_rounded_again():
     assert_same(gradients(other, x), gradients(net, x))
 
 
-def test_a_module_of_the_same_name_is_not_the_operation():
+def test_a_layer_called_linear_is_not_the_operation_linear():
     model = Called(lambda self, x: self.linear(x) + F.linear(x, self.linear.weight), linear=nn.Linear(8, 8))
     x, plain = torch.randn(3, 8), copy.deepcopy(model)
     layer_only, call_only = copy.deepcopy(model), copy.deepcopy(model)
@@ -249,7 +251,7 @@ def test_only_patterns_with_parentheses_select_operations(pattern):
     assert not torch.equal(net.inner(y), plain.inner(y))
 
 
-def test_models_with_operations_are_copied_saved_compiled_and_batched():
+def test_models_with_rounded_operations_can_be_copied_pickled_compiled_and_batched():
     torch.manual_seed(0)
     net, x = nn.Sequential(Conv1D(nn.Linear(8, 8)), Conv1D(nn.Linear(8, 8))), torch.randn(2, 4, 8)
     plain = copy.deepcopy(net)
@@ -268,7 +270,7 @@ def test_rules_for_operations_that_are_never_called_are_refused():
     rules = [{"modules": "linear()", "role": "weight", "format": "e4m3"}]
     applied = custom_fp.apply_recipe(net, rules)
     net(torch.randn(2, 4, 8))
-    with pytest.raises(ValueError, match=r"no module that the rule selects calls linear\(\)"):
+    with pytest.raises(ValueError, match=r"none of the modules selected by this rule calls linear\(\)"):
         applied.check_called()
     with pytest.raises(ValueError, match=r"matches no layer"):
         custom_fp.apply_recipe(nn.Sequential(nn.Linear(2, 2)), rules)
@@ -307,7 +309,12 @@ def equations():
 
 @pytest.mark.parametrize(("equation", "a", "b"), equations())
 def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equation, a, b):
-    """All values are multiples of 1/4 up to 6, so forward products and sums are exact in any order."""
+    """All values are multiples of 1/4 up to 6, so forward products and sums are exact in any order.
+
+    Each gradient is a sum of at most 72 products of such a value and an output gradient of at most 1. Rounding to e8m22
+    changes the output gradient by at most 2^-23. Each of the additions rounds a sum of at most 432 by at most 2^-24 of
+    it. So the gradients differ by at most 72 x 6 x 2^-23 + 72 x 432 x 2^-24 < 2e-3.
+    """
     torch.manual_seed(0)
     a, b = (torch.randint(-24, 25, shape) / 4 for shape in (a, b))
     model = Called(lambda _, *x: torch.einsum(equation, *x))
@@ -315,7 +322,7 @@ def test_einsum_reads_operands_that_are_rounded_along_the_summed_dimensions(equa
     custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": OPERANDS, "format": "e8m22"}])
     found = gradients(model, a, b)
     for one, other in zip(found, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
     model = Called(lambda _, *x: torch.einsum(equation, *x))
     custom_fp.apply_recipe(model, [{"modules": "einsum()", "role": ["input", "weight"], "format": "mxfp4"}])
     contraction = Contraction.parse(equation, [a.dim(), b.dim()])
@@ -429,7 +436,12 @@ def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
 
 
 def test_all_forms_of_grouped_products_equal_those_of_pytorch():
-    """The tolerance covers the bit that rounding to e8m22 drops, and another order of the sums."""
+    """The tolerance covers sums in another order and the rounding of results to e8m22.
+
+    There are at most 16 products, and their partial sums are below 16. In another order, each of these sums may differ
+    by 2^-24 of 16, which adds up to 16 x 16 x 2^-24 = 2^-16. Rounding changes a result below 16 by less than
+    16 x 2^-23 = 2^-19.
+    """
     torch.manual_seed(0)
     ends, ordered = torch.tensor([4, 4, 12], dtype=torch.int32), torch.tensor([3, 8, 12], dtype=torch.int32)
     rows, columns = torch.randn(12, 16), torch.randn(16, 12)
@@ -448,7 +460,7 @@ def test_all_forms_of_grouped_products_equal_those_of_pytorch():
         found = gradients(model, a, b)
         applied.check_called()
         for one, other in zip(found, expected, strict=True):
-            assert torch.allclose(one, other, rtol=2**-20, atol=2**-20)
+            torch.testing.assert_close(one, other, rtol=0, atol=2**-15)
 
 
 def test_rows_without_an_expert_give_zeros_and_do_not_affect_other_rows():
@@ -677,3 +689,49 @@ def test_layers_are_recognized_in_a_model_with_a_recipe():
     ]
     custom_fp.apply_recipe(net, rules, operations=True)
     assert descriptions(net) == before
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + (self.linear(x) @ x.mT) @ x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_modules_that_are_checkpointed_compute_the_same_bits(use_reentrant):
+    def run(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=use_reentrant) if self.is_checkpointed else block(x)
+        return x @ x.mT
+
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 4, 8), Called(run, blocks=nn.ModuleList([Residual(), Residual()]))
+    custom_fp.apply_recipe(model, "mxfp8", operations=True)
+    model.is_checkpointed = False
+    expected = gradients(model, x)
+    model.is_checkpointed = True
+    x.requires_grad_()
+    model(x).backward(torch.linspace(-1, 1, 32).view(2, 4, 4))
+    assert_same([x.grad, *(p.grad for p in model.parameters())], expected[1:])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_modules_without_python_code_or_weights_are_left_alone():
+    """A recipe does not round TorchScript modules, nor lazy layers, whose size is not known yet."""
+    for operations in (False, True):
+        model = nn.Sequential(
+            nn.Linear(8, 8), torch.jit.trace(Residual(), torch.randn(2, 4, 8)), nn.LazyLinear(4)
+        )
+        applied = custom_fp.apply_recipe(model, "mxfp8", operations=operations)
+        assert model(torch.randn(2, 4, 8)).shape == (2, 4, 4)
+        assert list(applied.rounded) == ["0"]
+
+
+def test_a_model_in_a_queue_keeps_its_operations():
+    net, x = nn.Sequential(Conv1D(nn.Linear(8, 8))), torch.randn(2, 8)
+    custom_fp.apply_recipe(net, [{"modules": "matmul()", "role": OPERANDS, "format": "e4m3"}])
+    found = pickle.loads(ForkingPickler.dumps(net))
+    assert torch.equal(found(x), net(x)) and found is not net

@@ -80,8 +80,11 @@ def test_the_hadamard_transform_equals_that_of_transformer_engine():
     assert torch.equal(custom_fp.hadamard(torch.eye(16), 16, seed=SIGNS), expected)
 
 
-def test_a_scale_that_underflows_is_the_smallest_one_where_transformer_engine_has_zero():
-    """TransformerEngine rounds amax / 6 / t to e4m3fn, which can be 0; here, the block keeps its larger values."""
+def test_a_block_scale_that_underflows_becomes_the_smallest_scale():
+    """TransformerEngine rounds the scale of a block, amax / 6 / t, to e4m3fn. This scale can become 0.
+
+    Our scale becomes the smallest positive one instead, so the block keeps its larger values.
+    """
     x = torch.zeros(1, 32)
     small = torch.tensor([2.0**-10.5, 2.0**-11.5, 2.0**-13])
     x[0, :3], x[0, 16] = small, 448.0
@@ -94,13 +97,13 @@ def test_a_scale_that_underflows_is_the_smallest_one_where_transformer_engine_ha
 
 
 def two_layers():
-    """Return two layers, the second of which is the output head, an input, and the weight of the first."""
+    """Return a model of a layer and an output head, an input, and the weight of the layer."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 48, bias=False), nn.Linear(48, 5, bias=False))
     return net, torch.randn(32, 64), net[0].weight.detach().clone()
 
 
-def test_int8_is_switchback_with_results_of_16_bits():
+def test_int8_computes_switchback_with_bf16_results():
     net, x, w = two_layers()
     custom_fp.apply_recipe(net, "int8")
     assert torch.equal(
@@ -111,7 +114,7 @@ def test_int8_is_switchback_with_results_of_16_bits():
     assert torch.equal(dw, bf16(dy).t() @ bf16(x))
 
 
-def test_ufp4_transforms_all_operands_and_draws_for_gradients_only():
+def test_ufp4_transforms_all_operands_and_rounds_only_gradients_stochastically():
     net, x, w = two_layers()
     text = custom_fp.apply_recipe(net, "ufp4").rounded["0"]
     assert "input=nvint4 (hadamard 16), weight=nvint4 (hadamard 16), " in text
@@ -120,7 +123,7 @@ def test_ufp4_transforms_all_operands_and_draws_for_gradients_only():
     assert torch.equal(net[0](x), bf16(F.linear(*turned)))
 
 
-def test_nvfp4_on_rtx_50_has_no_transform_and_draws_nothing():
+def test_nvfp4_rtx50_has_no_transform_and_no_stochastic_rounding():
     net, x, w = two_layers()
     applied = custom_fp.apply_recipe(net, "nvfp4_rtx50")
     assert "hadamard" not in str(applied) and "stochastic" not in str(applied)
@@ -134,9 +137,8 @@ def test_nvfp4_on_rtx_50_has_no_transform_and_draws_nothing():
 def test_the_weight_gradient_reads_cached_inputs(cached):
     torch.manual_seed(0)
     layer, x, dy = nn.Linear(256, 40, bias=False), torch.randn(4, 64, 256), torch.randn(4, 64, 40)
-    x *= 2.0 ** -torch.randint(
-        16, x.shape
-    )  # so that some cached values are subnormals of e4m3fn, which have fewer digits
+    # Some cached values become subnormals of e4m3fn, which have fewer digits.
+    x *= 2.0 ** -torch.randint(16, x.shape)
     w, name = layer.weight.detach().clone(), ALL["format"]
     rules = [
         {**ALL, "role": "input", "product": "weight_gradient", "cached": cached},
@@ -181,7 +183,7 @@ def test_weight_gradients_of_convolutions_and_emulated_accumulators_read_cached_
             assert torch.equal(found, expected)
 
 
-def test_deepseeks_accumulator_ignores_the_scales_of_operands():
+def test_power_of_two_scales_change_only_the_exponents_of_deepseeks_sums():
     """The accumulator of fp8_block128 returns DeepSeek's sums of e4m3fn codes, multiplied by power-of-two scales."""
     torch.manual_seed(0)
     text = (

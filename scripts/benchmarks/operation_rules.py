@@ -1,11 +1,12 @@
-"""Measure the cost of rules for operations, and of counting multiply-accumulates in the first step.
+"""Measure the overhead of rules for operations, and of counting multiply-accumulates in the first step.
 
     python scripts/benchmarks/operation_rules.py --output results/reference/numerics/operation_rules.md
 
-All rows are training steps of the same small GPT in turns, so ratios are comparable. `modes` selects operations that
-the model never calls, so it shows what it costs to watch all calls. The last row is a forward and a backward pass with
-all operations whose products are counted, as in the first step of a run. The table contains the smallest processor time
-of each row, because other programs on the machine do not count in it. The script takes about a minute.
+The rows are training steps of the same small GPT. They are timed in turns, so that their ratios are comparable. The row
+with `modes` has rules for operations that the model never calls, so it shows the overhead of watching all calls. The
+last row is a forward and a backward pass with rules for all operations, whose products are counted, as in the first
+step of a run. The table contains the smallest processor time of each row, because processor time does not include the
+time of other programs on the machine. The script takes about a minute.
 """
 
 import time
@@ -24,7 +25,11 @@ SIZE = {"layers": 4, "heads": 4, "width": 192}
 
 
 def make_steps(recipe: str) -> dict[str, Callable[[], object]]:
-    """Return training steps of the same model: without a recipe, with rules for layers, and with operations."""
+    """Return the step of each row. All models are equal, but their rules differ.
+
+    The rules select nothing, layers, or layers and operations. The last step does not train: it counts the products of
+    a forward and a backward pass.
+    """
     kinds = {
         "float32": None,
         f"{recipe}, layers": [],
@@ -45,7 +50,7 @@ def make_steps(recipe: str) -> dict[str, Callable[[], object]]:
 
 
 def time_processor(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the smallest processor time of each call, in seconds. The calls take turns."""
+    """Return the smallest processor time of each call, in seconds. The calls are timed in turns."""
     fastest = dict.fromkeys(calls, float("inf"))
     for turn in range(repeats + 1):
         for name, call in calls.items():
@@ -59,7 +64,7 @@ def time_processor(calls: Mapping[str, Callable[[], object]], repeats: int) -> d
 def train_step(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
 ) -> None:
-    """Take one step of training."""
+    """Take one training step."""
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
     optimizer.step()

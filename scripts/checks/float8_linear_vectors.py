@@ -1,10 +1,10 @@
-"""Write the results of torchao's emulated FP8 layers, so that tests can compare the recipes fp8_row and fp8_row_gw_hp.
+"""Write the results of torchao's emulated FP8 layers, as test vectors for the recipes fp8_row and fp8_row_gw_hp.
 
     python scripts/checks/float8_linear_vectors.py kernels/tests/float8_linear_vectors.json
 
-The script calls torchao's Float8Linear with emulate=True on the CPU, but no code of custom_fp. Operands are whole
-numbers, most of which have more digits than e4m3fn, in rows of several magnitudes. All sums of products are exact, so
-the results do not depend on the order of the sums. Each result is a list of whole numbers.
+The script runs torchao's Float8Linear with emulate=True on the CPU. It uses no code of custom_fp. The operands are
+integers, most of which e4m3fn cannot represent exactly, and the magnitudes differ from row to row. All sums of products
+are exact in float32, so the results do not depend on the order of summation. Each result is a list of integers.
 """
 
 import argparse

@@ -39,7 +39,7 @@ E4M3 = f"precision.rules=[{{modules: '*', {OPERANDS}, format: e4m3}}]"
 
 
 class Net(nn.Module):
-    """A model with a convolution, attention written with `@`, a recurrent layer, and an optional checkpoint."""
+    """A model with a convolution, attention written with `@`, a GRU, and an MLP that can be checkpointed."""
 
     def __init__(self, is_checkpointed: bool = False) -> None:
         super().__init__()
@@ -164,8 +164,8 @@ def test_layers_that_are_never_called_are_listed(intercept, capsys) -> None:
     assert "cpdrun:   named by rules, never called: head (1)" in capsys.readouterr().err
 
 
-def test_a_replaced_forward_is_not_rounded_and_listed(intercept) -> None:
-    """As accelerate does for offloaded layers, before the rules are placed."""
+def test_a_layer_with_a_replaced_forward_is_not_rounded_and_is_listed(intercept) -> None:
+    """accelerate replaces the forward of offloaded layers in the same way, before the rules are applied."""
     interceptor = intercept(E4M3)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     model[1].forward = functools.partial(nn.Linear.forward, model[1])
@@ -245,7 +245,7 @@ def test_a_step_with_a_closure_is_counted(intercept) -> None:
     assert interceptor.rounding.first_step.coverage.total == 2 * 5 * 4 * 3
 
 
-def test_a_model_whose_parts_are_called_is_counted(intercept) -> None:
+def test_a_model_of_which_only_parts_are_called_is_counted(intercept) -> None:
     """Like Lightning, the script calls the parts of the model, but never the model itself."""
     interceptor = intercept(E4M3)
     model = nn.ModuleDict({"first": nn.Linear(4, 8), "second": nn.Linear(8, 3)})
@@ -342,7 +342,7 @@ def test_a_model_can_be_copied_and_pickled_before_its_first_step(intercept) -> N
     train(model, call=lambda x: model(x[:, :, 0]))
 
 
-def test_emulated_workers_share_a_step(intercept) -> None:
+def test_the_first_step_contains_the_products_of_all_emulated_workers(intercept) -> None:
     interceptor = intercept(E4M3, "world_size=4", "format=e5m2")
     model = nn.Linear(4, 3)
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -160,7 +160,7 @@ def test_attention_of_a_script_is_rounded_and_listed(intercept) -> None:
     net = Net()
     SGD(net.parameters(), lr=0.1)
     net(batch(0, 0)[0])
-    with pytest.raises(UserError, match="no module that the rule selects calls scaled_dot_product_attention"):
+    with pytest.raises(UserError, match="selected by this rule calls scaled_dot_product_attention"):
         interceptor.check()
 
 

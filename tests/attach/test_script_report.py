@@ -155,7 +155,7 @@ def test_a_search_does_not_certify_a_recipe_with_a_small_coverage(here, products
     assert ladder_problem(results, state.ladder) is None
 
 
-def test_a_recipe_of_all_runs_needs_no_coverage(here):
+def test_candidates_with_the_recipe_of_their_baseline_need_no_coverage(here):
     """Only gradient formats are compared here. The candidates round the same products as the baseline."""
     sweep = made(["format=fp32,e4m3", "recipe=bf16", "seed=0,1,2"], by_format)
     for run in sweep.runs():

@@ -164,10 +164,12 @@ def test_the_bits_of_a_recipe_are_the_mean_over_all_counted_operands(new_sweep, 
     assert dict(zip(made.table["format"], made.table["bits"], strict=True))["nvfp4"] == 15.5
     assert "nvfp4 (15.5 bits on average)" in " ".join(made.sentences)
     page = " ".join((made.folder / "report.html").read_text().split())
-    assert "A recipe has the mean bits of the operands of all multiply-accumulates in a step" in page
+    assert (
+        "The bits of a recipe are the mean bits of the operands of all multiply-accumulates in a step" in page
+    )
 
 
-def test_a_coverage_that_was_not_counted_is_not_a_number(new_sweep, report):
+def test_a_report_says_why_a_coverage_was_not_counted(new_sweep, report):
     sweep = new_sweep()
     problem = {"products": {"problem": "the model is compiled"}}
     for name in ("fp32", "bf16"):

@@ -81,7 +81,7 @@ class FirstStepCoverage:
         patches.add_undo(self._stop)
 
     def add(self, model: nn.Module, check_called: CheckCalled) -> None:
-        """Count the products of a model to which rules were just applied.
+        """Include the products of a model, to which rules were just applied, in the count.
 
         Args:
             model: The model.

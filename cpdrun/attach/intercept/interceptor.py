@@ -172,7 +172,7 @@ class Interceptor:
         """Return a description of what was intercepted, as JSON for the record.
 
         Returns:
-            A dictionary with three keys.
+            A dictionary with four keys.
 
             gradients: The ways in which gradients were exchanged, the number of workers, parameters and values, the
                 parameters that stayed in float32, those that nothing exchanged, and the bytes of the latest step.
@@ -180,6 +180,7 @@ class Interceptor:
                 first step, the operations of a step by the formats that they read (`step`). The latter become the entry
                 `products` of done.json.
             notes: The printed notes.
+            optimizer_steps: The largest number of steps of an optimizer, or None if steps are not watched.
         """
         sums = [*self.ddp.states, *(self.fsdp.sums if self.fsdp else []), *self.events.single.means.values()]
         if self.emulated.gradients.mean is not None:

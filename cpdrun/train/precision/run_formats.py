@@ -17,10 +17,10 @@ Mixed Precision" (arXiv 1911.07384):
     aps              each tensor of weights, activations or errors is shifted by a power of two that fills its format
                      (custom_fp.recipe.tensor_aps)
 
-Weights, activations, errors and optimizer states may have any format of custom_fp. A format with scales (MX, a
-codebook) computes them from each tensor, in blocks of elements that are adjacent in memory. For a Linear layer these are
-elements of one dot product, as MX 1.0 defines. For a Conv2d layer they are adjacent in a row of the image or kernel,
-where hardware would use channels.
+Weights, activations, errors and optimizer states may have any format of custom_fp. The scales of a format with scales
+(MX, a codebook) are computed for blocks of elements that are adjacent in memory. For a Linear layer, these are elements
+of one dot product, as MX 1.0 defines. For a Conv2d layer, they are adjacent in a row of the image or kernel, whereas
+hardware would use channels.
 
 Running statistics are rounded to the weights' format after every step. The defaults are fp32; nothing is then replaced
 or copied. These settings are short forms of rules (custom_fp.recipe.rules). The rules in precision.rules take

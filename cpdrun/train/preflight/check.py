@@ -88,7 +88,7 @@ def _check_run(config: dict[str, Any]) -> list[str]:
         if rounded < config.get("min_coverage", 0):
             raise BuildError(
                 f"{text}. A certificate would say little about the format, because it reaches less than "
-                f"{percent_text(config['min_coverage'])} of the arithmetic. To search all the same, add "
+                f"{percent_text(config['min_coverage'])} of the arithmetic. To search anyway, add "
                 f"search.min_coverage={math.floor(100 * rounded) / 100:g}"
             )
         notes.append(text)

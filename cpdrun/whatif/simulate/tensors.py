@@ -193,10 +193,15 @@ class _UpdateSimulator:
 def simulate_rounding(
     statistics: TensorStatistics, rounding: QuantizationSpec | None, larger: int = 0
 ) -> LayerEffect:
-    """Simulate the rounding of one observed tensor, multiplied by 2^larger. None leaves it in float32.
+    """Simulate the rounding of one observed tensor.
 
-    The table suffices for scalar formats that round to nearest without a Hadamard transform. Otherwise, the sample is
-    used. The rounding of stored activations (`cached`) is not simulated.
+    For scalar formats that round to nearest without a Hadamard transform, the recorded table of the tensor suffices.
+    Otherwise, the recorded sample of values is used. The rounding of stored activations (`cached`) is not simulated.
+
+    Args:
+        statistics: The recorded statistics of the tensor.
+        rounding: How the tensor is rounded. None leaves it in float32.
+        larger: The tensor is multiplied by 2^larger before it is rounded, unless APS chooses the factor.
     """
     if rounding is None:
         return LayerEffect("fp32", 0, rounding_error_of(statistics, Format.parse("fp32")), True)

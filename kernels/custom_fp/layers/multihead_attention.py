@@ -97,7 +97,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
         ]
 
     def _append_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Append the learned key and the zero key if the layer has them, and return how many were appended."""
+        """Return k and v with the layer's learned key and zero key appended, and the number of appended keys."""
         count = 0
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (

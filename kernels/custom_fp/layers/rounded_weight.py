@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from custom_fp.layers.modules import Quantized
 from custom_fp.layers.products import FORWARD, round_along
@@ -16,8 +18,10 @@ def is_normalization(module: nn.Module) -> bool:
     This is true of any module without submodules whose `weight` is a vector, such as torch's norms and the RMSNorm
     classes of model libraries. It is also true of torch's LayerNorm and RMSNorm over several dimensions.
     """
+    if isinstance(module, torch.jit.ScriptModule) or list(module.children()):
+        return False
     weight = module._parameters.get("weight")
-    if weight is None or module._modules:
+    if weight is None or is_lazy(weight):
         return False
     return weight.dim() == 1 or isinstance(module, nn.LayerNorm | nn.RMSNorm)
 

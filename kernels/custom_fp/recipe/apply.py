@@ -43,8 +43,8 @@ class Applied:
 
     Attributes:
         model: The model.
-        first_arithmetic: The arithmetic in the first step. It maps each rounded module to a dict with one description
-            for each operation. The key None stands for the layer itself.
+        first_arithmetic: Maps each rounded module to a dict that describes the arithmetic of its operations in the
+            first step. The key None stands for the layer itself.
         left_to_the_loop: The settings of the recipe that concern the training loop.
         placement: The rules in the model, or None if they round nothing.
     """
@@ -74,7 +74,7 @@ class Applied:
 
     @property
     def untouched(self) -> dict[str, str]:
-        """A dict that maps the name of each module that has parameters and is not rounded to its class.
+        """The classes of the modules that have parameters and are not rounded, keyed by the names of the modules.
 
         A module whose operations are rounded is left out once the model has called one of them.
         """

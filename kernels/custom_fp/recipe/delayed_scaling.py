@@ -132,9 +132,10 @@ class Delayed:
 
 
 def roll(histories: Collection[History]) -> None:
-    """End a step by appending its largest magnitude to each history. Do nothing if no process has recorded any.
+    """End a step by appending its largest magnitude to each history.
 
-    If there are several processes, all of them must call this function, because it calls all_reduce.
+    The step does not end if no process has recorded a magnitude. If there are several processes, all of them must call
+    this function, because it calls all_reduce.
     """
     if not histories:
         return

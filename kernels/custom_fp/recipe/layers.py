@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from custom_fp.layers.attachment import class_of
@@ -95,7 +96,7 @@ class Layer:
 
     @property
     def is_call(self) -> bool:
-        """Whether this is an operation that only patterns such as matmul() and *.matmul() select."""
+        """Whether this is an operation that must be selected by a pattern such as matmul() or *.matmul()."""
         return self.part is not None and self.part.endswith(CALL)
 
     @property
@@ -156,11 +157,13 @@ def layers_of(model: nn.Module) -> list[Layer]:
 def operations_called_by(module: nn.Module) -> tuple[str, ...]:
     """Return the operations that a module may call in its own forward.
 
-    MultiheadAttention calls the two products of attention. Modules of other classes that torch.nn or this package
-    defines call no operations. All others may call any operation.
+    MultiheadAttention calls the two products of attention. TorchScript modules, and other modules whose class torch.nn
+    or this package defines, call no operations. All other modules may call any operation.
     """
     if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
+    if isinstance(module, torch.jit.ScriptModule):  # its functions are not called from Python
+        return ()
     is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS
 

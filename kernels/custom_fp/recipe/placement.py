@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -60,7 +61,7 @@ class Placement:
         # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
         by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
         reached = [layer for layer, arithmetics in by_phase.items() if any(arithmetics)]
-        # A MultiheadAttention computes its operations itself.
+        # The rounding class of a MultiheadAttention also computes its operations, so it is needed for them, too.
         rounded = {
             layer.module: layer.rounding_class
             for layer in reached
@@ -90,7 +91,7 @@ class Placement:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.copies = WeakSet()
-        if not is_attached(self.model):  # pickle saves models without their rules
+        if not is_attached(self.model):  # an unpickled model has no rules, because pickle does not save them
             self._attach(self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
@@ -147,7 +148,7 @@ class Placement:
                     kinds == [SDPA]
                 )
                 raise ValueError(
-                    f"{rule.typed}: no module that the rule selects calls {' or '.join(kinds)}{hint}"
+                    f"{rule.typed}: none of the modules selected by this rule calls {' or '.join(kinds)}{hint}"
                 )
             raise ValueError(
                 f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; use "
@@ -171,7 +172,9 @@ class Placement:
         rule selects.
         """
         if any(layer.is_call for layer in self.called):
-            return self.model.modules()
+            return (
+                module for module in self.model.modules() if not isinstance(module, torch.jit.ScriptModule)
+            )
         return dict.fromkeys(layer.module for layer in layers if self.called and _is_called_function(layer))
 
     def _arithmetic(self, layer: Layer, step: int) -> Arithmetic:

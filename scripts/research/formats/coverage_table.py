@@ -1,12 +1,12 @@
-"""Measure which share of the multiply-accumulates of known architectures a recipe reaches, alone and with operations.
+"""Measure the share of the multiply-accumulates that recipes round in known architectures.
 
     python scripts/research/formats/coverage_table.py [NAME ...] [--recipe nvfp4] [--output FILE.md]
 
-The architectures are those of the package transformers, with small random weights. Nothing is downloaded. For each
-architecture, one forward and one backward pass in training mode are counted (custom_fp.recipe.coverage), under the
-recipe and under the recipe with `operations=True`. The last column names what stays in float32 in the second case. An
-architecture that cannot be built or run is a row with its error. The exit status is 1 if an architecture fails or has
-less than 99 % of its multiply-accumulates rounded with operations.
+The architectures come from the package transformers. The models are small and have random weights, so nothing is
+downloaded. For each architecture, the script counts one forward and one backward pass in training mode
+(custom_fp.recipe.coverage): first under the recipe, then under the recipe with `operations=True`. The last column names
+the products that stay in float32 in the second case. If a model cannot be built or run, its row contains the error. The
+exit status is 1 if an architecture fails, or if less than 99 % of its multiply-accumulates are rounded with operations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from cpdrun.record import write_text
 
 BATCH, LENGTH, VOCABULARY = 2, 64, 256
-SMALL = {  # settings that most language models share
+SMALL = {  # the sizes of language models; most of their configs have these settings
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -68,7 +68,7 @@ Builder = Callable[[], tuple[nn.Module, dict[str, Tensor]]]
 
 
 def causal(model_type: str, attention: str = "sdpa", **settings: Any) -> Builder:
-    """Return a builder of a causal language model."""
+    """Return a function that builds a causal language model and its inputs."""
 
     def build() -> tuple[nn.Module, dict[str, Tensor]]:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -82,7 +82,7 @@ def causal(model_type: str, attention: str = "sdpa", **settings: Any) -> Builder
 def named(
     kind: str, inputs: Callable[[], dict[str, Tensor]], attention: str = "sdpa", **settings: Any
 ) -> Builder:
-    """Return a builder of a model whose class has the given name. Its config is made from the settings alone."""
+    """Return a function that builds a model of the named class and its inputs. The settings define its config."""
 
     def build() -> tuple[nn.Module, dict[str, Tensor]]:
         import transformers
@@ -198,7 +198,7 @@ ARCHITECTURES: Mapping[str, Builder] = {
 
 
 def coverage_of(build: Builder, recipe: str, ingredients: Mapping[str, Any], operations: bool) -> Coverage:
-    """Return the coverage of a new model under a recipe."""
+    """Build a model, apply a recipe to it, and return its coverage."""
     torch.manual_seed(0)
     model, inputs = build()
     applied = custom_fp.apply_recipe(model.train(), recipe, operations=operations, **ingredients)
@@ -210,7 +210,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="architectures; all if none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="architectures to measure (default: all)")
     parser.add_argument("--recipe", default="nvfp4")
     parser.add_argument("--output", type=Path, metavar="FILE.md")
     arguments = parser.parse_args()
