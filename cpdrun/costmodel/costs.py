@@ -98,9 +98,10 @@ def rounded_share(products: dict[str, Any] | None) -> float:
 
 
 def not_counted(groups: Iterable[Group]) -> dict[str, str]:
-    """Return the reason for each candidate whose products were not counted, keyed by the candidate's name.
+    """Return the reason why products were not counted, for each such candidate, keyed by the candidate's name.
 
-    Formats of the gradients that workers exchange are left out, because they do not affect products.
+    If the candidates differ in the format in which workers exchange gradients, they are left out, because this format
+    does not affect products.
     """
     return {
         group.name: str(problem)

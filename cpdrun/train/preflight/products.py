@@ -1,9 +1,9 @@
 """The products of a model: the formats that they read, what stays in float32, and the operations of a step.
 
-Some products of a model stay in float32 (custom_fp.recipe.layers): those of recurrent layers and transposed
-convolutions, which rules cannot select, and those of functions that a `forward` calls, unless a rule names the
-operation. `emulated_products` finds these products by running a forward and a backward pass with one sample
-(custom_fp.recipe.coverage).
+Some products of a model stay in float32 (custom_fp.recipe.layers). They include the products of recurrent layers and
+transposed convolutions, which rules cannot select. They also include the products of functions that a `forward` calls,
+unless a rule selects the operation. `emulated_products` finds all products in float32 by running a forward and a
+backward pass with one sample (custom_fp.recipe.coverage).
 """
 
 from collections import Counter
@@ -85,8 +85,8 @@ def _operations_by_format(parts: Parts) -> tuple[dict[Operation, float], float, 
     """Return the operations of a step for one sample, averaged over the run's steps.
 
     Returns:
-        The mean number of multiply-accumulates, keyed by the formats of the operands and of the sums; the mean of their
-        `sum_operand_bits`; and the operators that cannot be counted.
+        A tuple of three elements: the mean number of multiply-accumulates, keyed as in `by_elements`; the mean of
+        `sum_operand_bits`; and the operators that multiply but cannot be counted.
     """
     batch, steps = parts.batches.first_samples(1), parts.duration.steps
     starts = [start for start in parts.precision.phase_starts() if start < steps] or [0]
