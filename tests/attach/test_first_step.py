@@ -176,7 +176,7 @@ def test_a_layer_with_a_replaced_forward_is_not_rounded_and_is_listed(intercept)
 
 
 def test_rules_whose_layers_are_never_called_fail_in_the_first_step(intercept) -> None:
-    message = r"precision.rules\[0\]: the model calls none of the layers that it selects, such as head"
+    message = r"precision.rules\[0\]: the model calls none of the layers selected by this rule, such as head"
     intercept(E4M3.replace("'*'", "head"))
     model = Unrounded()
     with pytest.raises(UserError, match=f"precision: {message}"):

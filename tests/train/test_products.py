@@ -129,6 +129,6 @@ def test_rules_whose_layers_are_never_called_are_refused():
     never_called = coverage_of(model, partial(model, torch.ones(2, 4))).never_called
     assert never_called == ["layer"]
     with pytest.raises(
-        ValueError, match=r"the model calls none of the layers that it selects, such as layer"
+        ValueError, match=r"the model calls none of the layers selected by this rule, such as layer"
     ):
         applied.placement.check_called(never_called)

@@ -43,10 +43,10 @@ class Applied:
 
     Attributes:
         model: The model.
-        first_arithmetic: Maps each rounded module to a dict that describes the arithmetic of its operations in the
-            first step. The key None stands for the layer itself.
-        left_to_the_loop: The settings of the recipe that concern the training loop.
-        placement: The rules in the model, or None if they round nothing.
+        first_arithmetic: Maps each rounded module to descriptions of the arithmetic in the first step, one for each of
+            its operations. The key None stands for the module itself.
+        left_to_the_loop: The settings of the recipe that the training loop must follow.
+        placement: The rules that round the model, or None if the recipe has no such rules.
     """
 
     model: nn.Module = field(repr=False)
@@ -56,7 +56,7 @@ class Applied:
 
     @property
     def at_first(self) -> dict[str, str]:
-        """A dict that maps the current name of each layer and operation to its arithmetic in the first step.
+        """The arithmetic of each rounded layer and operation in the first step, keyed by its current name.
 
         Operations are included even if the model has not called them yet. Layers that were removed from the model are
         not included.
@@ -65,20 +65,20 @@ class Applied:
 
     @property
     def rounded(self) -> dict[str, str]:
-        """A dict that maps the name of each rounded layer to its arithmetic in the first step.
+        """The arithmetic of each rounded layer in the first step, keyed by its current name.
 
-        An operation is included once the model has called it.
+        Operations such as matmul() are included once the model has called them.
         """
         not_called = uncalled(self.model)
         return {name: text for name, text in self.at_first.items() if name not in not_called}
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The classes of the modules that have parameters and are not rounded, keyed by the names of the modules.
+        """The class of each module that has parameters and is not rounded, keyed by the name of the module.
 
-        A module whose operations are rounded is left out once the model has called one of them.
+        A module with rounded operations is left out once the model has called one of them.
         """
-        # A MultiheadAttention uses its submodules' weights without calling them.
+        # MultiheadAttention uses the weights of its submodules without calling them, so they count as rounded.
         attention = tuple(
             f"{name}." if name else ""
             for name, module in self.model.named_modules()
@@ -169,8 +169,8 @@ def apply_recipe(
         The applied recipe. Print it to see what is rounded and what stays in float32.
 
     Raises:
-        ValueError: The recipe does not exist or cannot be read, a rule that is not `optional` matches no layer, or a
-            recipe has already been applied to the model. The model is then unchanged.
+        ValueError: If the recipe does not exist or cannot be read, if a rule that is not `optional` matches no layer,
+            or if a recipe has already been applied to the model. The model is then unchanged.
     """
     typed = recipe if isinstance(recipe, str) else "recipe"
     given = with_ingredients(typed, load(recipe) if isinstance(recipe, str) else recipe, ingredients)
@@ -231,7 +231,7 @@ def placement_in(model: nn.Module) -> Placement | None:
 
 
 def uncalled(model: nn.Module) -> set[str]:
-    """Return the names of the operations that rules round but that the model has not called yet."""
+    """Return the names of operations that have a rule, but that the model has not called yet."""
     return {
         f"{name}.{part}".lstrip(".")
         for name, module in model.named_modules()

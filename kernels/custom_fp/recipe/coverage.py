@@ -204,11 +204,11 @@ def _restored(model: nn.Module, placement: Placement | None) -> Iterator[None]:
 
 @contextmanager
 def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iterator[MacCounter]:
-    """Count the multiply-accumulates of everything that runs in this context.
+    """Return a context in which the multiply-accumulates of all operators are counted.
 
     Args:
-        models: Each model with its rules, or with None if it has no rules. The key, such as "" or "Generator.", is
-            prepended to the names of the model's modules.
+        models: Maps a prefix, such as "" or "Generator.", to a model and its rules, or to a model and None if the model
+            has no rules. The prefix is prepended to the names of the model's modules.
     """
     counter = MacCounter()
     for prefix, (model, placement) in models.items():
@@ -219,10 +219,10 @@ def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iter
             counter.enter(module)
 
     def leave(module: nn.Module, *_: Any) -> None:  # returns None, so the hook does not replace the output
-        if counter.stack and counter.stack[-1] is module:  # ignores calls that began before this context
+        if counter.stack and counter.stack[-1] is module:  # false if the call began before this context
             counter.stack.pop()
 
-    # These hooks are global, so that a model that is saved or copied in this context does not contain them.
+    # Global hooks are used, because hooks of a module would be saved and copied with the module.
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     outer, products.observer = products.observer, counter.observed
     try:
@@ -235,17 +235,17 @@ def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iter
 
 
 class MacCounter(TorchDispatchMode):
-    """Counts the multiply-accumulates of the operators that PyTorch dispatches.
+    """A mode that counts the multiply-accumulates of the operators that PyTorch dispatches.
 
     Attributes:
-        macs: The multiply-accumulates of each `Product`.
-        uncounted: Operators that cannot be counted, and where they were called.
-        called: The module and the operation of each product that rules computed. The operation is None for products of
-            the layer itself.
-        entered: The modules that were called.
-        stack: The modules that are being called, innermost last.
+        macs: The number of multiply-accumulates of each `Product`.
+        uncounted: Operators that multiply but whose multiply-accumulates cannot be counted, and where they were called.
+        called: The module and the operation of each product that was computed with the arithmetic of a rule. The
+            operation is None for the products of a layer itself.
+        entered: The modules whose forward pass has begun.
+        stack: The modules whose forward pass is running, innermost last.
         is_paused: If true, operators are not counted.
-        root: The place of operators that are called outside of all modules.
+        root: The name of the place to which operators outside of all modules are assigned.
     """
 
     supports_higher_order_operators = True
@@ -263,12 +263,14 @@ class MacCounter(TorchDispatchMode):
         self.entered: set[nn.Module] = set()
         self.stack: list[nn.Module] = []
         self.is_paused = False
-        self._rounded: Product | None = None  # what is known of the rounded product that is being computed
-        self._nodes: dict[int, _Node] = {}  # by the sequence number of the autograd node
+        self._rounded: Product | None = None  # the rounded product that is being computed
+        self._nodes: dict[int, _Node] = {}  # keyed by the sequence number of the autograd node
 
     def add(self, model: nn.Module, placement: Placement | None, prefix: str = "") -> None:
-        """Add a model and its rules. The names of the model's modules get the prefix."""
-        model = model if placement is None else placement.model  # without the wrapper of the model
+        """Add a model and its rules. The prefix is prepended to the names of its modules."""
+        model = (
+            model if placement is None else placement.model
+        )  # without wrappers such as DistributedDataParallel
         whole = prefix.rstrip(".") or model.__class__.__name__
         self.root = self.root or whole
         self.names |= {module: f"{prefix}{name}" if name else whole for name, module in model.named_modules()}
@@ -280,12 +282,16 @@ class MacCounter(TorchDispatchMode):
             self.placements[layer] = placement
 
     def enter(self, module: nn.Module) -> None:
-        """Record the start of a call of a module."""
+        """Record that the forward pass of a module begins."""
         self.stack.append(module)
         self.entered.add(module)
 
     def was_called(self, layer: Layer) -> bool:
-        """Return whether the model used the rules for a layer, or would have used them in another phase of the run."""
+        """Return whether the rules for a layer were used, or would have been used in another phase of the run.
+
+        Embeddings, normalization layers, and layers that are not rounded in the current phase must have been called.
+        Other layers and operations must have computed a product.
+        """
         module = layer.module
         has_no_product = layer.part is None and layer.rounding_class in (QuantEmbedding, RoundedWeight)
         if has_no_product or (layer.part is None and not module.__dict__.get("arithmetic")):
@@ -331,9 +337,8 @@ class MacCounter(TorchDispatchMode):
             module = self._innermost()
             needs = [x.requires_grad for x in operands]
             known = _Node(module, [p for p, need in zip(_GRADIENTS, needs, strict=False) if need])
-            if (
-                known.gradients and torch.is_grad_enabled()
-            ):  # otherwise the last node belongs to another operator
+            # If the operator has no autograd node, the last sequence number belongs to another operator.
+            if known.gradients and torch.is_grad_enabled():
                 self._nodes[torch.autograd._get_sequence_nr() - 1] = known
             computed = [FORWARD]
         else:
@@ -392,7 +397,7 @@ class MacCounter(TorchDispatchMode):
             rounding = placement.rules.stored_rounding(layer, role, placement.phase)
         if rounding is None:
             return FLOAT32
-        rounding = getattr(rounding, "rounding", rounding)  # of a delayed scale
+        rounding = getattr(rounding, "rounding", rounding)  # `Delayed` contains a QuantizationSpec
         return str(getattr(rounding, "format", None) or getattr(rounding, "fmt", None) or rounding.__name__)
 
     def _innermost(self) -> nn.Module | None:
@@ -425,7 +430,7 @@ class _Node:
 
 
 def _part_of(module: nn.Module | None, arithmetic: Arithmetic) -> str | None:
-    """Return the operation of a module that has this arithmetic, or None if the layer itself has it."""
+    """Return the operation of the module that uses this arithmetic, or None if the module itself uses it."""
     for part, own in operations_of(module).arithmetics.items():
         if arithmetic is own or arithmetic is own.evaluated:
             return part

@@ -65,7 +65,7 @@ class History:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        # A tensor that is sent to another process would share its memory with the sender. An array is copied instead.
+        # A tensor sent to another process shares its memory with the sender. A NumPy array is copied instead.
         return {"magnitudes": self.magnitudes.numpy(force=True)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class History:
         self.seen.fill_(NOTHING)
 
     def append(self, magnitude: Tensor) -> None:
-        """Append the largest magnitude of a step (0-d), and begin a new step."""
+        """Add the largest magnitude of a step (0-d), drop the oldest one, and begin a new step."""
         self.load(torch.cat([magnitude.clamp(min=0).view(1).to(self.magnitudes.device), self.values[:-1]]))
 
     def to(self, device: torch.device) -> None:
@@ -98,12 +98,12 @@ class History:
 
 @dataclass(frozen=True)
 class Delayed:
-    """Rounding to a format with a single scale for the tensor, which is determined by a history.
+    """A rounding that computes the single scale of a tensor from a history.
 
     Attributes:
         rounding: The format and the rounding mode.
         history: The history of the operand.
-        records: Whether the history records the largest magnitudes of rounded tensors, as it does in training.
+        records: Whether rounding a tensor records its largest magnitude in the history, as in training.
     """
 
     rounding: QuantizationSpec
@@ -114,7 +114,7 @@ class Delayed:
 
     def __call__(self, x: Tensor) -> Tensor:
         history, spec = self.history, self.rounding
-        if not torch.compiler.is_compiling():  # a compiled backward pass cannot replace history.magnitudes
+        if not torch.compiler.is_compiling():  # a compiled backward pass cannot assign history.magnitudes
             history.to(x.device)
         return operators.quantize_delayed(
             x, history.magnitudes, spec.format, spec.rounding_mode, self.records
@@ -132,9 +132,9 @@ class Delayed:
 
 
 def roll(histories: Collection[History]) -> None:
-    """End a step by appending its largest magnitude to each history.
+    """End the current step by adding its largest magnitude to each history.
 
-    The step does not end if no process has recorded a magnitude. If there are several processes, all of them must call
+    If no process has recorded a magnitude, the step continues. If there are several processes, all of them must call
     this function, because it calls all_reduce.
     """
     if not histories:
@@ -173,7 +173,10 @@ class Histories:
             self.follow_optimizers()
 
     def history(self, operand: str, length: int, device: torch.device | None) -> History:
-        """Return the history of an operand. If rules specify several lengths, each length has its own history."""
+        """Return the history of an operand.
+
+        If rules specify different history lengths, a separate history is kept for each length.
+        """
         history = self.by_operand.setdefault(operand, History(length, device))
         if len(history.values) == length:
             return history
@@ -187,7 +190,7 @@ class Histories:
         """Load the magnitudes that `state_dict` returned.
 
         Raises:
-            ValueError: The operands in the state, or the lengths of their histories, differ from those of the model.
+            ValueError: If the operands in the state, or the lengths of their histories, differ from those of the model.
         """
         expected = {key: len(history.values) for key, history in self.by_operand.items()}
         found = {key: len(values) for key, values in state.items()}

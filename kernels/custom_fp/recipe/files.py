@@ -31,7 +31,7 @@ def load(recipe: str) -> Any:
     """Return the contents of a recipe's yaml file.
 
     Raises:
-        ValueError: There is no such recipe, or its file cannot be read.
+        ValueError: If there is no such recipe, or if its file cannot be read.
     """
     import yaml
 
@@ -81,12 +81,13 @@ def _with_defaults(recipe: str, given: Any) -> Any:
 
 
 def with_ingredients(typed: str, given: Any, replaced: Mapping[str, Any]) -> Any:
-    """Return the recipe with each ${ingredients.NAME} replaced by its value in `replaced` or in the recipe.
+    """Return the recipe with each ${ingredients.NAME} replaced by the value of the ingredient.
 
-    Rules whose format becomes null are removed, so an ingredient can switch off a rule.
+    Values in `replaced` take precedence over those in the recipe. Rules whose format becomes null are removed, so an
+    ingredient can switch off a rule.
 
     Raises:
-        ValueError: `replaced` has a name that is not an ingredient of the recipe.
+        ValueError: If `replaced` has a name that is not an ingredient of the recipe.
     """
     own = given.get(INGREDIENTS) or {} if isinstance(given, Mapping) else {}
     for name in replaced:

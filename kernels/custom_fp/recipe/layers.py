@@ -59,8 +59,8 @@ _WILDCARD = re.compile(r"[*?]+")
 class Layer:
     """A module of a model, or one of the operations that it calls.
 
-    The class of a module is always the user's class, even if rounding is attached to the module, or if fully_shard or a
-    parametrization has replaced its class.
+    The properties of a layer depend on the user's class of the module, even if the attached rounding, fully_shard or a
+    parametrization has replaced this class.
 
     Attributes:
         module: The module.
@@ -96,12 +96,12 @@ class Layer:
 
     @property
     def is_call(self) -> bool:
-        """Whether this is an operation that must be selected by a pattern such as matmul() or *.matmul()."""
+        """Whether only a pattern with parentheses, such as matmul() or *.matmul(), can select this operation."""
         return self.part is not None and self.part.endswith(CALL)
 
     @property
     def rounding_class(self) -> type[Quantized] | None:
-        """The class whose forward rounds the module, or None if there is no such class."""
+        """The class whose forward rounds the computations of the module, or None if the module cannot be rounded."""
         if class_of(self.module) in KINDS:
             return KINDS[class_of(self.module)]
         return RoundedWeight if is_normalization(self.module) else None
@@ -157,12 +157,12 @@ def layers_of(model: nn.Module) -> list[Layer]:
 def operations_called_by(module: nn.Module) -> tuple[str, ...]:
     """Return the operations that a module may call in its own forward.
 
-    MultiheadAttention calls the two products of attention. TorchScript modules, and other modules whose class torch.nn
-    or this package defines, call no operations. All other modules may call any operation.
+    MultiheadAttention calls the two products of attention. The other classes of torch.nn and of this package call no
+    operations, and neither do TorchScript modules. All other modules may call any operation.
     """
     if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
-    if isinstance(module, torch.jit.ScriptModule):  # its functions are not called from Python
+    if isinstance(module, torch.jit.ScriptModule):  # calls its functions outside of Python
         return ()
     is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS

@@ -23,16 +23,18 @@ _BERT_OUTPUT = "attention.output.dense"
 def parts_of(model: nn.Module) -> dict[nn.Module, str]:
     """Return the output heads, routers and attention outputs of a model.
 
-    Two kinds of Linear and Conv layers are output heads. The first kind is the last such layer of the model, if it is a
-    direct child of the model, such as `head`, or the last layer of a Sequential. The second kind is any such layer
-    outside of repeated blocks that has a common name for heads (`HEAD_NAMES`), such as lm_head, classifier.6 or
-    cls.predictions.decoder. A model with a single layer has no output head.
+    A Linear or Conv layer is an output head in two cases. First, it may be the last such layer of the whole model. It
+    must then be a direct child of the model, such as `head`, or belong to a Sequential that is a direct child. Second,
+    it may have a common name for heads (`HEAD_NAMES`), such as lm_head or cls.predictions.decoder. It must then be
+    outside of repeated blocks. If a Sequential has such a name, its last layer is the head, such as classifier.6. A
+    model with a single layer has no output head.
 
     A router is a module without children that is named gate or router and has a sibling named experts, such as mlp.gate
-    next to mlp.experts. It may be nested, such as moe.router.gate next to moe.experts.
+    next to mlp.experts. Such names can be nested, as in moe.router.gate next to moe.experts.
 
     An attention output is the last Linear child of a module that also has a Linear child for queries (q_proj, qkv, wq,
-    query_key_value), or BERT's attention.output.dense.
+    query_key_value), unless this last child is itself a projection to queries, keys or values. BERT's
+    attention.output.dense is an attention output as well.
 
     Returns:
         A dict that maps each of these modules to `OUTPUT_HEAD`, `ROUTER` or `ATTENTION_OUTPUT`.

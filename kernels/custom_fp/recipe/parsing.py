@@ -39,14 +39,14 @@ MAX_HISTORY = 1 << 16
 
 
 def read_rules(typed: str, given: Any, operations: Any = None) -> list[Rule]:
-    """Parse a list of rules. In error messages, the rules are called `typed`[0], `typed`[1] and so on.
+    """Parse a list of rules. Error messages refer to the rules as `typed`[0], `typed`[1] and so on.
 
     Args:
-        typed: The key of the list.
-        given: The list.
-        operations: Patterns of operations that rules for '*' also select, unless they have `first` or `last`. Rules for
-            a part of the model, such as router, also select the operations of this part. True stands for
-            `EVERY_PRODUCT`, and None or False for no operations.
+        typed: The key of the list as the user typed it.
+        given: The list of rules.
+        operations: Patterns of the operations that a rule for '*' also selects, unless the rule sets `first` or `last`.
+            A rule for a part of the model, such as router, also selects these operations in this part. True stands for
+            `EVERY_PRODUCT`. None and False stand for no operations.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(
@@ -70,7 +70,7 @@ def _operations(key: str, given: Any) -> tuple[str, ...]:
 
 
 def _with_operations(rule: Rule, patterns: tuple[str, ...]) -> Rule:
-    """Return the rule, extended to operations if it is for all layers or for a part of the model such as routers."""
+    """Add operations to a rule if it selects all layers ('*') or a part of the model, such as router."""
     counts = (rule.first_layers, rule.last_layers) != (None, None)
     added = patterns if "*" in rule.modules and not counts else ()
     calls = [pattern for pattern in patterns if pattern in PRODUCT_PARTS]
@@ -221,7 +221,7 @@ def one_of(key: str, value: Any, allowed: Iterable[str]) -> str:
     """Return the value of a key if it is one of the allowed values.
 
     Raises:
-        ValueError: The value is not allowed.
+        ValueError: If the value is not allowed.
     """
     if not isinstance(value, str) or value not in allowed:
         near = did_you_mean(value, allowed) if isinstance(value, str) else ""
@@ -233,7 +233,7 @@ def one_rounding(key: str, value: Any, allowed: Sequence[str] = tuple(Rounding))
     """Return a rounding mode if it is one of `allowed`. If stochastic is allowed, so is stochastic_N.
 
     Raises:
-        ValueError: The rounding mode is not allowed.
+        ValueError: If the rounding mode is not allowed.
     """
     try:
         read_rounding(value, allowed)
@@ -297,7 +297,7 @@ def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int 
 
 
 def _cached(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> QuantizationSpec | None:
-    """Return the rounding of inputs that are stored for the weight gradient, or None if they are not rounded."""
+    """Return the rounding of inputs that are stored for the weight gradient, or None to store them unrounded."""
     name = given.get("cached")
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""Apply rules to a model: to the products of its layers, to its attention, and, through hooks, to activations.
+"""Apply rules to a model: to its layers, to the operations that its modules call, and, through hooks, to activations.
 
 All modules stay the same objects, and what the user saves does not change (custom_fp.layers.attachment). If no rule
 matches any part of the model, the model is not changed.
@@ -36,15 +36,15 @@ from custom_fp.recipe.rules import Rule, Rules
 class Placement:
     """The rules that round one model.
 
-    A deep copy of the model gets its own copy of the placement. When the original switches to another step, so does the
-    copy.
+    A deep copy of the model gets its own copy of the placement. If the original placement switches to another step of
+    the run, the copy switches with it.
 
     Args:
         model: The model, which is changed in place.
         rules: The rules, with the layers of the model.
 
     Raises:
-        ValueError: Only one operand of a product is transformed, or the sparse gradient of an embedding would be
+        ValueError: If only one operand of a product is transformed, or if the sparse gradient of an embedding would be
             rounded.
     """
 
@@ -61,7 +61,7 @@ class Placement:
         # The arithmetic of all phases is created first, so that the histories of delayed scales exist from the start.
         by_phase = {layer: [self._arithmetic(layer, step) for step in rules.phases] for layer in layers}
         reached = [layer for layer, arithmetics in by_phase.items() if any(arithmetics)]
-        # The rounding class of a MultiheadAttention also computes its operations, so it is needed for them, too.
+        # The rounding class of MultiheadAttention also computes its operations, so rules for these operations need it.
         rounded = {
             layer.module: layer.rounding_class
             for layer in reached
@@ -119,13 +119,13 @@ class Placement:
             activation.update(self.rules, phase)
 
     def check_called(self, never_called: Collection[str] = ()) -> None:
-        """Raise ValueError if the model has called nothing that a rule selects.
+        """Raise ValueError if a rule is not `optional` and the model has called nothing that the rule selects.
 
         Call this method after the model's forward pass.
 
         Args:
-            never_called: The names of layers that rules select but that the model did not call, from a measurement of
-                coverage (coverage.py). Operations record their own calls.
+            never_called: The names of the selected layers that the model did not call, as measured by coverage.py.
+                Operations need not be listed, because they record their own calls.
         """
         used: set[Rule] = set()
         unused: dict[Rule, list[Layer]] = {}
@@ -151,8 +151,8 @@ class Placement:
                     f"{rule.typed}: none of the modules selected by this rule calls {' or '.join(kinds)}{hint}"
                 )
             raise ValueError(
-                f"{rule.typed}: the model calls none of the layers that it selects, such as {layers[0].names[0]}; use "
-                "linear() to select calls of F.linear with the weight of such a layer"
+                f"{rule.typed}: the model calls none of the layers selected by this rule, such as "
+                f"{layers[0].names[0]}; use linear() to select calls to F.linear with the weight of such a layer"
             )
 
     def _deciding_rules(self, layer: Layer) -> list[Rule]:
@@ -165,11 +165,11 @@ class Placement:
         return [rule for rule in found if rule is not None]
 
     def _modules_with_functions(self, layers: Sequence[Layer]) -> Iterable[nn.Module]:
-        """Return the modules to which `Operations` must be attached, so that each call follows its own module's rules.
+        """Return the modules to which `Operations` must be attached.
 
         If attention is the only operation that rules select, these are the modules that may call it. Otherwise, all
-        modules are returned: PyTorch's own modules call the other functions as well, such as a Linear layer that no
-        rule selects.
+        modules need `Operations`. For example, a Linear layer that no rule selects calls F.linear. Without `Operations`
+        of its own, this call would follow the rules of the enclosing module.
         """
         if any(layer.is_call for layer in self.called):
             return (
@@ -298,7 +298,7 @@ class ActivationRounding:
 
 
 def _is_called_function(layer: Layer) -> bool:
-    """Return whether this is an operation that the module computes by calling a function of PyTorch."""
+    """Return whether this is an operation that the user's forward method computes by calling a PyTorch function."""
     return layer.part is not None and class_of(layer.module) not in KINDS
 
 

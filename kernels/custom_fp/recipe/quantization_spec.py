@@ -14,8 +14,8 @@ from custom_fp.recipe.tensor_aps import aps_quantize
 from custom_fp.rounding import is_stochastic
 
 NEAREST = "nearest_even"
-# The seed of the random signs. All transforms use it, since both operands of a product need the same signs. The first
-# 16 signs of this seed are TransformerEngine's (get_wgrad_sign_vector in pytorch/tensor/nvfp4_tensor.py).
+# The seed of the random signs. All transforms use it, because both operands of a product need the same signs. The
+# first 16 signs equal those of TransformerEngine (get_wgrad_sign_vector in pytorch/tensor/nvfp4_tensor.py).
 SIGNS = 34000
 
 

@@ -10,11 +10,12 @@ A rule in a recipe has these keys:
               own name or class, as in *.norm1 or LayerNorm. A pattern that ends in () selects operations that modules
               call in their own forward, such as matmul() in the whole model, or blocks.*.matmul(). layers.py lists the
               layers and operations. Three patterns select parts of the model (model_parts.py): output_head selects the
-              layers that compute the model's outputs, router those that choose experts, and attention_output those that
-              follow attention. router.linear() selects the calls of F.linear in routers.
+              layers that compute the model's outputs, router selects the layers that choose experts, and
+              attention_output selects the layers that follow attention. router.linear() selects the calls to F.linear
+              in routers.
     first, last   Use only this many of the selected layers, from the start or the end of the model, in the order of its
               modules. A number below 1 is a share of the layers, rounded up: last: 2, last: 0.15. 0 selects no layer.
-              Operations such as matmul() are selected and counted only if the rule matches nothing else.
+              If the rule also matches layers, operations such as matmul() are neither selected nor counted.
     role      One role or a list of roles. Some roles are parts of products (custom_fp.layers.products). input, weight
               and output_gradient are the operands, and result is the result. accumulator rounds every product of two
               values and every partial sum. Other roles apply to any layer. activation is the layer's input and output,
@@ -71,12 +72,13 @@ class Rule:
         typed: The name of the rule for error messages, such as "recipe.rules[0]".
         modules: Patterns of the names or classes of layers.
         roles: The roles that are rounded.
-        rounding: How they are rounded, or None to leave the tensors unchanged.
-        products: The products in which they are rounded. Empty means all products.
+        rounding: How tensors with these roles are rounded, or None to leave the tensors unchanged.
+        products: The products in which the tensors are rounded. Empty means all products.
         first: The first step in which the rule applies.
         end: The first step in which the rule no longer applies, or None if it applies until the run ends.
         first_layers: How many of the matching layers are selected from the start. A number below 1 is a share.
-        last_layers: How many of them are selected from the end. If both are None, all matching layers are selected.
+        last_layers: How many of the matching layers are selected from the end. If `first_layers` and `last_layers` are
+            None, all matching layers are selected.
         optional: Whether it is allowed that the rule never applies.
     """
 
@@ -130,9 +132,9 @@ class Rule:
 
 
 def _names_module(pattern: str, layer: Layer) -> bool:
-    """Return whether the last part of a pattern is a name of the module itself or of its class.
+    """Return whether the last part of a pattern matches the module's own name or the name of its class.
 
-    Without this, *attention* would select attention.norm1.
+    Without this check, *attention* would also select attention.norm1.
     """
     names = (layer.kind, *(name.rpartition(".")[2] for name in layer.names))
     return any(fnmatchcase(name, pattern.rpartition(".")[2]) for name in names)
@@ -177,7 +179,8 @@ class Rules:
     def _rules_for(self, layer: Layer, role: str) -> list[Rule]:
         """Return the rules that select a layer.
 
-        Matching patterns is slow and depends only on whether the role is part of a product, so the result is cached.
+        Matching patterns is slow, and the result is the same for all roles in products and for all other roles. It is
+        therefore cached.
         """
         key = layer, bool(ROLES[role])
         if key not in self._matching:
