@@ -52,12 +52,12 @@ from custom_fp import cuda, nvrtc
 capability = int(cupy.cuda.Device().compute_capability)
 with ThreadPoolExecutor() as pool:
     list(pool.map(lambda part: nvrtc.binary(part, capability), dict.fromkeys(map(nvrtc.part_of, cuda.KERNELS))))'
-# Only files with GPU tests, and no ini options, because not every plugin and library of the dev extra may be installed.
+# Run only files with GPU tests, and without ini options, because plugins and libraries of the dev extra may be missing.
 mapfile -t GPU_TESTS < <(grep -rl --include='test_*.py' 'mark\.gpu' tests kernels/tests)
-# The tests run in several processes if pytest-xdist is installed, because they spend most of their time on the CPU, which
-# computes the expected values.
+# If pytest-xdist is installed, the tests run in several processes, because they spend most of their time computing the
+# expected values on the CPU.
 WORKERS="$("$PYTHON" -c 'import xdist; print("-n8")' 2>/dev/null)"
-# PYTHONSAFEPATH=1 makes Python import the installed cpdrun. The one in this folder lacks the packaged configuration.
+# PYTHONSAFEPATH=1 makes Python import the installed cpdrun. The copy in this folder lacks the packaged configuration.
 step "tests" 80 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -o addopts= -m gpu -q -rfE $WORKERS -p no:cacheprovider "${GPU_TESTS[@]}"
 step "benchmark, GPU" 90 "$PYTHON" scripts/benchmarks/numerics.py --device cuda --log2n 26 --output $TABLE/bench_gpu.md
 step "step time" 94 "$PYTHON" scripts/benchmarks/training_step.py --device cuda

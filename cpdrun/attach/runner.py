@@ -152,13 +152,13 @@ def _was_attached(interceptor: Interceptor, facts: Any) -> bool:
 
 
 def _record_early(interceptor: Interceptor, run: RunDir) -> None:
-    """Write what was intercepted to env.json early, and again when more is known.
+    """Write what was intercepted to env.json while the script runs, not only when it ends.
 
-    The record is written after the first step, after each step that exchanges more parameters, and after the step that
-    completes the coverage.
+    env.json is written after the first step, after each step that exchanges more parameters than before, and after the
+    step in which the count of the products ends.
 
-    A script may be killed between its last checkpoint and its end. Its next attempt then takes no step, and only this
-    record shows what was intercepted in the earlier steps.
+    This matters if a script is killed between its last checkpoint and its end. Its next attempt then takes no step, so
+    only env.json shows what was intercepted in the earlier steps.
     """
     recorded = (-1, False)
 

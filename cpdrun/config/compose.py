@@ -293,8 +293,8 @@ def _laid_out(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with a key for every group, and with the section `ingredients`.
 
     This section contains the ingredients of the recipe, to which the recipe's rules refer. The ingredients of an
-    experiment override those of the recipe. A recipe with rules gets the key `operations`, so that it can be
-    overridden.
+    experiment override those of the recipe. If a recipe has rules but no key `operations`, the key is added with the
+    value None, so that users can override it.
     """
     config = dict.fromkeys(MAY_BE_NONE) | config
     recipe, ingredients = config[RECIPE], config.get(INGREDIENTS) or {}

@@ -77,7 +77,11 @@ def expand_recipe(
 
 
 def drop_removed_rules(config: dict[str, Any]) -> None:
-    """Drop, in place, the recipe's rules that a null ingredient removes. Resolve interpolations before the call."""
+    """Remove, in place, the rules of the recipe whose format is null.
+
+    The format of a rule is null if the rule refers to an ingredient that is set to null. Interpolations must already be
+    resolved.
+    """
     if config[RECIPE] is not None and isinstance(config.get(PRECISION), Mapping):
         config[PRECISION] = without_removed_rules(config[PRECISION])
 

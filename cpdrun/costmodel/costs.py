@@ -98,9 +98,10 @@ def rounded_share(products: dict[str, Any] | None) -> float:
 
 
 def not_counted(groups: Iterable[Group]) -> dict[str, str]:
-    """Return the reason for each candidate whose products were not counted, keyed by the candidate's name.
+    """Return a dict that maps each candidate whose products were not counted to the reason.
 
-    Formats of the gradients that workers exchange are left out, because they do not affect products.
+    Groups of a study that compares the formats of exchanged gradients are left out, because these formats do not affect
+    products.
     """
     return {
         group.name: str(problem)

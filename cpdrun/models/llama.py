@@ -38,7 +38,7 @@ class Llama(nn.Module):
         theta: The base of the rotary frequencies.
         norm_eps: The epsilon of RMSNorm.
         tied: Whether the output layer shares the weights of the embedding.
-        mlp: A function of D and `hidden` that returns the perceptron of a block. None means `SwiGLU`.
+        mlp: A function that takes D and `hidden` and returns the perceptron of a block. None means `SwiGLU`.
 
     Raises:
         ValueError: A size is below 1, `theta` or `norm_eps` is out of range, the heads do not divide the width into

@@ -4,8 +4,8 @@
     mixture(x) = sum over these K experts of w_e * down_e(silu(gate_e(x)) * up_e(x))
 
 Source: Mixtral, Jiang et al. (arXiv 2401.04088, section 2.1). The weights of all experts are stacked and the tokens are
-sorted by expert, so one grouped matrix product computes a layer of all experts. This model differs from Mixtral: no
-auxiliary loss balances the load of the experts, and the router computes in float32, as in DeepSeek-V3.
+sorted by expert, so that one grouped matrix product computes a layer of all experts. There are two differences from
+Mixtral: no auxiliary loss balances the load of the experts, and the router computes in float32, as in DeepSeek-V3.
 
 Legend: B texts per batch, T positions, S = B T tokens, D channels, E experts, K experts per token, R = S K rows (one
 for each pair of a token and its expert), F hidden channels of an expert.
@@ -30,13 +30,13 @@ class LlamaMoE(Llama):
         context: See `Llama`.
         experts: The number of experts E per block.
         experts_per_token: The number of experts K that process each token.
-        dispatch: The format in which tokens are sent to experts on other machines. Their gradients have this format,
-            too. Sending is emulated (`cpdrun.comm.emulate_all_to_all`). fp32 rounds nothing.
-        combine: The format in which the results of the experts are sent back. Their gradients have this format, too.
+        dispatch: The format of the tokens that are sent to the experts, and of their gradients. Sending is emulated
+            (`cpdrun.comm.emulate_all_to_all`). fp32 leaves the tokens unrounded.
+        combine: The format of the results that the experts send back, and of their gradients.
         **llama: The other arguments of `Llama`. `hidden` is the number of hidden channels of one expert.
 
     Raises:
-        ValueError: `experts_per_token` is out of range, or `Llama` refuses an argument.
+        ValueError: If `experts_per_token` is out of range, or if `Llama` rejects an argument.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LlamaMoE(Llama):
     ) -> None:
         if not 1 <= experts_per_token <= experts:
             raise ValueError(
-                f"model.experts_per_token must be from 1 to model.experts = {experts}, not {experts_per_token}"
+                f"model.experts_per_token must be between 1 and model.experts = {experts}, not {experts_per_token}"
             )
         chosen = {"experts": experts, "experts_per_token": experts_per_token}
         mlp = partial(MixtureOfExperts, **chosen, dispatch=dispatch, combine=combine)
@@ -93,6 +93,6 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, hidden, width))
 
     def forward(self, x_RxD: Tensor, end_E: Tensor) -> Tensor:
-        """Process rows that are sorted by expert. `end_E` contains the end index of each expert's rows, as int32."""
+        """Process rows that are sorted by expert. `end_E` (int32) contains the index after each expert's last row."""
         gate_RxF, up_RxF = F.grouped_mm(x_RxD, self.gate_and_up, offs=end_E).chunk(2, dim=-1)
         return F.grouped_mm(F.silu(gate_RxF) * up_RxF, self.down, offs=end_E)

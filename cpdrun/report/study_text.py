@@ -143,7 +143,7 @@ def question_notes(study: "Study") -> list[str]:
 
 
 def _by_reason(problems: dict[str, str]) -> list[tuple[str, str]]:
-    """Return pairs of a reason and the names of the groups to which it applies, joined as text."""
+    """Return each reason with the names of the groups to which it applies. The names are joined as text."""
     names: dict[str, list[str]] = {}
     for name, reason in problems.items():
         names.setdefault(reason, []).append(name)

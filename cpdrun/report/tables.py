@@ -66,8 +66,8 @@ def frame(study: Study) -> pd.DataFrame:
     """Return table.csv, with one row per group.
 
     The columns are format, bits, aps, world_size, the other axes, n, METRIC_mean, METRIC_sd and diverged. The bits of
-    a recipe are its mean operand bits (`Group.mean_operand_bits`), or its planned bits if products were not counted.
-    bits_per_parameter_per_step is added if any run recorded it.
+    a recipe are its mean operand bits (`Group.mean_operand_bits`). If its products were not counted, they are its
+    planned bits (`cpdrun.study.choices`). bits_per_parameter_per_step is added if any run recorded it.
 
     `format` holds what is compared, such as the recipe in a sweep of recipes. The gradients' format is then in
     `config.format` if it varies. Means and standard deviations over seeds are in the metric's own unit (0 to 1 for
@@ -394,7 +394,7 @@ def _labels(group: Group, axes: list[str], *, has_means: bool = False) -> list[s
     Args:
         group: The group.
         axes: The axes whose values are returned.
-        has_means: Whether the column contains mean bits. If so, the bits of a candidate whose products were not
+        has_means: Whether the bits column shows mean bits. If so, the bits of a candidate whose products were not
             counted are marked as planned.
     """
     bits, mean = group.bits, group.mean_operand_bits

@@ -164,7 +164,7 @@ class Results(RunResults):
         return {seed: value for seed, value in values.items() if seed not in aside}
 
     def mean_bits(self, candidate: Candidate) -> float | None:
-        """Return a recipe's mean operand bits, or None if they were not counted or candidates are not recipes."""
+        """Return a recipe's mean operand bits, or None if they were not counted or the candidate is not a recipe."""
         if self.question.axis.key != RECIPE:
             return None
         return mean_operand_bits(self.products.get(self.chosen.get(candidate.name, candidate.name)))
@@ -224,19 +224,19 @@ def pair_differences(results: Results) -> dict[str, list[float]]:
 
 
 def ladder_problem(results: Results, ladder: Ladder) -> str | None:
-    """Return the reason why a ladder's candidates cannot be compared with their baseline, or None if they can.
+    """Return why a ladder's candidates cannot be compared with their baseline, as a clause for a message.
 
-    The reason is a clause for a message.
+    Returns None if they can be compared.
     """
     return baseline_problem(results, ladder.baseline) or _coverage_problem(results, ladder)
 
 
 def _coverage_problem(results: Results, ladder: Ladder) -> str | None:
-    """Return a clause that names a candidate whose coverage is unknown or below search.min_coverage, or None.
+    """Return a clause about a candidate whose coverage is unknown or below search.min_coverage, or None.
 
-    The products of cpdrun's own training loop are counted before the first run starts (`cpdrun.train.preflight.check`).
-    The products of a script are only counted during its first run. A candidate with the same precision as its baseline
-    is not checked.
+    Only candidates that run scripts are checked here, because a script's products are not counted until it runs. For
+    cpdrun's own training loop, `cpdrun.train.preflight.check` checks the coverage before the first run starts. A
+    candidate with the same precision as its baseline is not checked.
     """
     question, least = results.question, results.question.settings.min_coverage
     precision = question.config(ladder.baseline).get("precision")
@@ -351,7 +351,7 @@ class CandidateResult:
 
     Attributes:
         candidate: The label of the candidate.
-        bits: The bit width. For a recipe, these are the planned bits, which determine the order of the candidates.
+        bits: The bit width. For a recipe, the planned bits (`cpdrun.study.choices`), by which candidates are sorted.
         mean_operand_bits: The mean bits of the operands of a recipe's products; None if they were not counted.
         verdict: The verdict.
         pairs: The number of pairs.

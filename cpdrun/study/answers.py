@@ -40,8 +40,8 @@ class LadderVerdict:
         verdict: The verdict on the ladder.
         candidate: The certified format with the fewest bits. If no format is certified, this is the format that is most
             likely to be certified, and if there is none either, the format with the best mean.
-        bits: The candidate's number of bits per value. For a recipe, these are the mean bits of the operands of its
-            products, or its planned bits if the products were not counted.
+        bits: The candidate's number of bits per value. For a recipe, the mean bits of the operands of its products. If
+            the products were not counted, its planned bits (`cpdrun.study.choices`).
         pairs: The candidate's number of pairs.
         mean: The mean difference between the candidate and the baseline. Positive is better.
         low: The lower end of the confidence interval of this difference.

@@ -9,8 +9,8 @@ A choice has the bits of its widest rounding:
 
 A recipe mixes formats on purpose, so its widest format tells little. It has the bits of the narrowest format in which
 matrix products read activations or gradients, because this decides which hardware it needs. If it rounds neither, its
-narrowest other format counts. These planned bits determine the order in which recipes are tested. Once the products of
-a recipe were counted, reports and searches show their mean bits instead (`Group.mean_operand_bits`).
+narrowest other format counts. These planned bits determine the order in which recipes are tested. After the products of
+a recipe have been counted, reports and searches show their mean bits instead (`Group.mean_operand_bits`).
 
 Choices with the same bits are sorted by the number of settings that round, fewest first.
 """

@@ -89,7 +89,7 @@ def bits(name: object) -> int | float | None:
 
 
 def mean_operand_bits(products: Mapping[str, Any] | None) -> float | None:
-    """Return the recorded mean bits of the operands of a step's products, or None if not all products were counted."""
+    """Return the recorded mean bits of the operands in a training step, or None if not all products were counted."""
     found = (products or {}).get("mean_operand_bits")
     return float(found) if is_number(found) and found > 0 and not (products or {}).get("uncounted") else None
 

@@ -201,9 +201,9 @@ class Group:
 
     @property
     def mean_operand_bits(self) -> float | None:
-        """The mean bits of an operand over all multiply-accumulates of a step of a recipe. None if unknown.
+        """The mean bits of a recipe's operands over all multiply-accumulates of a training step. None if unknown.
 
-        The bits include an element's share of its block scale. Operands in float32 count as 32 bits.
+        The bits of an element include its share of the block's scale. Operands in float32 count as 32 bits.
         """
         return None if self.axis.key != RECIPE else formats.mean_operand_bits(self.products)
 

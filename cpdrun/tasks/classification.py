@@ -24,8 +24,8 @@ MEASURES: dict[str, Measure] = {"loss": NATS, "accuracy": ACCURACY}
 def cross_entropy(logits: Tensor, y: Tensor, **options: Any) -> Tensor:
     """Return the cross-entropy of logits (B, K, ...) and targets (B, ...), summed in a fixed order on any device.
 
-    If a sample has several targets, PyTorch sums their losses on a GPU with atomic additions, whose order varies.
-    Therefore, samples are flattened there to one target each.
+    If a sample has several targets, PyTorch sums their losses on a GPU with atomic additions, whose order varies. On a
+    GPU, this function therefore treats every target as a separate sample.
     """
     if logits.is_cuda and logits.dim() > 2:
         logits, y = logits.movedim(1, -1).flatten(0, -2), y.flatten()

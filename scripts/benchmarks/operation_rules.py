@@ -2,11 +2,11 @@
 
     python scripts/benchmarks/operation_rules.py --output results/reference/numerics/operation_rules.md
 
-The rows are training steps of the same small GPT. They are timed in turns, so that their ratios are comparable. The row
-with `modes` has rules for operations that the model never calls, so it shows the overhead of watching all calls. The
-last row is a forward and a backward pass with rules for all operations, whose products are counted, as in the first
-step of a run. The table contains the smallest processor time of each row, because processor time does not include the
-time of other programs on the machine. The script takes about a minute.
+Each row is a training step of the same small GPT under different rules. The steps are interleaved, so that the ratios
+are comparable. The row with `modes` has rules for operations that the model never calls, so it shows the overhead of
+watching all calls. The last row is not a training step: it counts the products of a forward and a backward pass with
+rules for all operations, as the first step of a run does. The table contains the smallest processor time of each row.
+Processor time excludes the time of other programs on the machine. The script takes about a minute.
 """
 
 import time
@@ -25,10 +25,10 @@ SIZE = {"layers": 4, "heads": 4, "width": 192}
 
 
 def make_steps(recipe: str) -> dict[str, Callable[[], object]]:
-    """Return the step of each row. All models are equal, but their rules differ.
+    """Return the training step of each row, keyed by the row's name.
 
-    The rules select nothing, layers, or layers and operations. The last step does not train: it counts the products of
-    a forward and a backward pass.
+    The models are equal, but their rules differ: they select nothing, layers, or layers and operations. The last entry
+    does not train. It counts the products of a forward and a backward pass.
     """
     kinds = {
         "float32": None,
@@ -50,7 +50,7 @@ def make_steps(recipe: str) -> dict[str, Callable[[], object]]:
 
 
 def time_processor(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the smallest processor time of each call, in seconds. The calls are timed in turns."""
+    """Return the smallest processor time of each call, in seconds. The calls are interleaved."""
     fastest = dict.fromkeys(calls, float("inf"))
     for turn in range(repeats + 1):
         for name, call in calls.items():

@@ -1,10 +1,10 @@
-"""Write the results of torchao's emulated FP8 layers, as test vectors for the recipes fp8_row and fp8_row_gw_hp.
+"""Write test vectors for the recipes fp8_row and fp8_row_gw_hp, computed by torchao's emulated FP8 layers.
 
     python scripts/checks/float8_linear_vectors.py kernels/tests/float8_linear_vectors.json
 
-The script runs torchao's Float8Linear with emulate=True on the CPU. It uses no code of custom_fp. The operands are
-integers, most of which e4m3fn cannot represent exactly, and the magnitudes differ from row to row. All sums of products
-are exact in float32, so the results do not depend on the order of summation. Each result is a list of integers.
+The script runs torchao's Float8Linear with emulate=True on the CPU. It uses no code from custom_fp. The operands are
+integers, most of which e4m3fn cannot represent exactly, and their magnitudes differ from row to row. All sums of
+products are exact in float32, so the results do not depend on the order of summation. They are stored as integers.
 """
 
 import argparse

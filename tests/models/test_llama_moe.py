@@ -75,5 +75,7 @@ def test_the_model_predicts_tokens_and_refuses_wrong_numbers_of_experts():
     logits.square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     for experts_per_token in (0, 5):
-        with pytest.raises(ValueError, match=r"model.experts_per_token must be from 1 to model.experts = 4"):
+        with pytest.raises(
+            ValueError, match=r"model.experts_per_token must be between 1 and model.experts = 4"
+        ):
             llama_moe(experts_per_token=experts_per_token)

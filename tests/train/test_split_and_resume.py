@@ -65,7 +65,7 @@ TEXT = (
 )
 STREAM = ("data=custom", "data._target_=own_digits.DigitsOneByOne", "epochs=3", "max_steps=8")
 # Some settings have no case of their own, because another case includes them: "rules" includes gradients in e4m3 with
-# APS, the recipes include gradients in fp32, and "text" includes chunked emulation.
+# APS, and the recipes include gradients in fp32.
 CASES = {
     "CHOCO": (*FP32, *AUGMENTED, *CHOCO),
     "push-sum": (*FP32, *AUGMENTED, *PUSH_SUM),
@@ -73,6 +73,7 @@ CASES = {
     "local steps, compressed": (*FP32, *AUGMENTED, *LOCAL, "compressor=top_k", "statistics.every_steps=3"),
     "sharded": (*AUGMENTED, *SHARDED),
     "early stopping": ("format=e2m0", "aps=false", *AUGMENTED, "epochs=5", "give_up_after=0.4"),
+    "chunked": (*AUGMENTED, "emulation=chunked"),
     "nvfp4": (*FP32, *AUGMENTED, "recipe=nvfp4"),
     "delayed scales": (*FP32, *AUGMENTED, "recipe=fp8_delayed"),
     "rules": (*AUGMENTED, RULES),

@@ -1,18 +1,18 @@
 """Coverage of a script's first training step: the share of the multiply-accumulates that read each format.
 
-Counting begins when the script first calls a model that has rules, in training mode and with gradients enabled. It ends
-before the optimizer takes its first step, so the loss and the backward pass are counted, too. If the script has several
-optimizers, as for the two models of a GAN, counting ends before the last of them takes its first step, or before any of
-them takes its second step. The optimizer steps themselves are not counted. If the script has no optimizer from
-torch.optim, counting ends with the first backward pass.
+Counting begins when the script first calls a model with rules in training mode and with gradients enabled. It ends
+before the optimizer takes its first step, so the loss and the backward pass are included. If the script has several
+optimizers, for example one for each of the two models of a GAN, counting ends before the last optimizer takes its first
+step, or before any optimizer takes its second step. The optimizer steps themselves are not counted. If the script has
+no optimizer from torch.optim, counting ends with the first backward pass.
 
 Each product is counted every time it is computed. The count therefore includes all workers and micro-batches of the
 step, and products that activation checkpointing computes twice are counted twice. Each process counts its own products.
 Counting does not change the results of the script.
 
-The counter is a TorchDispatchMode. While such a mode is active, torch.compile runs the code without compiling it, which
-can change the results. Therefore, nothing is counted if the script compiles a model or a function before the end of its
-first step.
+The counter is a TorchDispatchMode. While such a mode is active, PyTorch runs compiled functions without compiling them,
+which can change the results. Therefore, nothing is counted if the script compiles a model or a function before the end
+of its first step.
 """
 
 import threading
@@ -43,8 +43,8 @@ from cpdrun.train.precision.product_entries import (
 MOST_LINES = 12  # the largest number of lines about the coverage in the log
 NO_STEP = "the script took no training step with a model that has rules"
 
-# Takes the names of a model's layers that were never called. Raises UserError if one of the model's rules selects only
-# such layers.
+# A check of one model. It is called with the names of the model's layers that never ran, and raises UserError if one of
+# the model's rules selects only layers that never ran.
 CheckCalled = Callable[[list[str]], None]
 
 
@@ -52,8 +52,8 @@ class FirstStepCoverage:
     """Counts the products of a script's first training step.
 
     Attributes:
-        coverage: The coverage, once the first step has been counted.
-        problem: The reason why the step is not counted. Empty if there is none.
+        coverage: The coverage. None until the first step has been counted.
+        problem: The reason why the step cannot be counted, or an empty string.
     """
 
     def __init__(self, script: Script) -> None:
@@ -65,27 +65,27 @@ class FirstStepCoverage:
         self._compiled = ""
         self._watch = Patches()
         self._counter: MacCounter | None = None
-        self._counting: AbstractContextManager[MacCounter] | None = None  # None again after it was exited
+        self._counting: AbstractContextManager[MacCounter] | None = None  # reset to None after it is exited
         self._thread = 0
         self._stepped: set[int] = set()
 
     @property
     def is_over(self) -> bool:
-        """Whether the coverage, or the reason why there is none, is known."""
+        """Whether the first step has been counted or cannot be counted."""
         return self.coverage is not None or bool(self.problem)
 
     def install(self, patches: Patches) -> None:
-        """Watch for calls of torch.compile. Call this before the script starts."""
+        """Watch for calls to torch.compile. Call this before the script starts."""
         patches.around(torch, "compile", self._compile)
         patches.around(nn.Module, "compile", self._compile)
         patches.add_undo(self._stop)
 
     def add(self, model: nn.Module, check_called: CheckCalled) -> None:
-        """Count the products of a model to which rules were just applied.
+        """Include the products of a model in the count.
 
         Args:
-            model: The model.
-            check_called: Called at the end of the count with the names of the layers that were never called.
+            model: A model to which rules were just applied.
+            check_called: A function that is called at the end of the count with the names of the layers that never ran.
         """
         placement = placement_in(model)
         if self.is_over or placement is None or not placement.placed:
@@ -108,17 +108,17 @@ class FirstStepCoverage:
         self._watch.around(torch.amp.GradScaler, "step", self._scaler_step)
 
     def _stop(self) -> None:
-        """Stop counting and remove all hooks. Hooks of optimizers must not call this, as it removes them."""
+        """Stop counting and remove all hooks. Optimizer hooks must not call this function, because it removes them."""
         self._stop_counting()
         if self._counting is None:
             self._watch.undo()
 
     def _stop_counting(self) -> None:
-        """Exit the counter's context. If this is not possible yet, pause the counter and let a later call exit it."""
+        """Pause the counter and exit its context. If the context cannot be exited yet, a later call exits it."""
         if self._counter is None or self._counting is None:
             return
         self._counter.is_paused = True
-        # A dispatch mode can only be exited in the thread that entered it, and after all modes that were entered later.
+        # A dispatch mode can be exited only in the thread that entered it, and only if it is the innermost mode.
         if threading.get_ident() == self._thread and _get_current_dispatch_mode() is self._counter:
             counting, self._counting = self._counting, None
             counting.__exit__(None, None, None)
@@ -143,7 +143,7 @@ class FirstStepCoverage:
     # ---- the events of the first step
 
     def _before_call(self, module: nn.Module, _: Any) -> None:
-        """Start counting if this is the first call of a model in training mode."""
+        """Start counting if this is the first time that a model runs in training mode with gradients enabled."""
         if self.is_over:
             self._stop()
         is_ours = self._counter is None and not self.is_over and module in self._modules
@@ -159,9 +159,8 @@ class FirstStepCoverage:
             {prefix: (model, placement_in(model)) for prefix, (model, _) in self._by_prefix().items()}
         )
         self._counter, self._thread = self._counting.__enter__(), threading.get_ident()
-        self._counter.enter(
-            module
-        )  # PyTorch collected the hooks of this call before the counter added its own
+        # PyTorch collected the hooks of this call before the counter added its own, so they do not enter this module.
+        self._counter.enter(module)
 
     def _before_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
         if self.is_over:
@@ -176,7 +175,9 @@ class FirstStepCoverage:
     def _after_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
         if self.is_over:
             self._stop_counting()
-        elif self._counter is not None:  # counting may also have begun in a closure that this step called
+        elif (
+            self._counter is not None
+        ):  # Counting may have begun in a closure that the optimizer step called.
             number = self.script.number_of(optimizer)
             self._stepped.add(number)
             self._counter.is_paused = False
@@ -191,23 +192,23 @@ class FirstStepCoverage:
         self, original: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
         result = original(scaler, optimizer, *args, **kwargs)
-        # If the scaler skipped the step, the optimizer's hooks did not run. A second call of `_after_step` is harmless.
+        # If the scaler skipped the step, the optimizer's hooks did not run. Calling `_after_step` twice is harmless.
         if self._counter is not None and not self.is_over:
             self._after_step(getattr(optimizer, "optimizer", optimizer), (), {})
         return result
 
     def after_backward(self) -> None:
-        """End the count after a backward pass if the script has no optimizer whose step would end it."""
+        """End the count after a backward pass if the script has no optimizer."""
         if self._counter is not None and not self.is_over and not self.script.optimizers:
             self.end()
 
     # ---- the result
 
     def end(self) -> None:
-        """End the count and print the coverage, or the reason why there is none.
+        """End the count and print the coverage, or the reason why the step was not counted.
 
         Raises:
-            UserError: A rule selects only layers that were never called.
+            UserError: If, in every model that ran, some rule selects only layers that never ran.
         """
         if self.is_over or not self._models:
             return
@@ -224,7 +225,7 @@ class FirstStepCoverage:
         self._check_called(self._counter.entered, self.coverage.never_called)
 
     def _check_called(self, entered: set[nn.Module], never_called: list[str]) -> None:
-        """Raise UserError if every model that was called has a rule that selects only layers that were never called."""
+        """Raise UserError if, in every model that ran, some rule selects only layers that never ran."""
         errors = []
         called = {
             prefix: check
@@ -241,14 +242,16 @@ class FirstStepCoverage:
 
     @property
     def summary(self) -> str:
-        """The shares of the formats, such as "nvfp4 86 %, bf16 14 %, float32 0 %", or why they were not counted."""
+        """The shares of the formats, such as "nvfp4 86 %, bf16 14 %, float32 0 %", or why the step was not counted."""
         return self.coverage.summary() if self.coverage is not None else f"not counted: {self.problem}"
 
     def products(self) -> dict[str, Any] | None:
-        """Return the entry `products` of env.json, or None if the count has not ended yet.
+        """Return the entry `products` of env.json.
 
-        The keys are those of `products_of`, as for runs of cpdrun's own training loop. If the products were not
-        counted, "in float32" and "never called" are left out, and "coverage" contains the reason.
+        Returns:
+            None until the count has ended. Then a dictionary with the same keys as in runs of cpdrun's own training
+            loop, see `products_of`. If the step was not counted, the keys `in float32` and `never called` are left out,
+            and `coverage` contains the reason.
         """
         if not self.is_over:
             return None
@@ -262,10 +265,11 @@ class FirstStepCoverage:
         return entry | {"coverage": self.summary}
 
     def operations(self) -> dict[str, Any] | None:
-        """Return the entry `products` of done.json, or None if the count has not ended yet.
+        """Return the entry `products` of done.json.
 
-        It contains the operations of one worker's step (`operations_entry`), or `problem`, the reason why they are
-        unknown.
+        Returns:
+            None until the count has ended. Then the operations of one worker's step, see `operations_entry`. If they
+            are unknown, the dictionary contains only the key `problem`, the reason.
         """
         if not self.is_over:
             return None

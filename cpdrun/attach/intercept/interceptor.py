@@ -174,13 +174,14 @@ class Interceptor:
         Returns:
             A dictionary with four keys.
 
-            gradients: The ways in which gradients were exchanged, the number of workers, parameters and values, the
-                parameters that stayed in float32, those that nothing exchanged, and the bytes of the latest step.
-            products: The rounded layers (`rounded`), the layers that multiply in float32 (`in_fp32`), and, after the
-                first step, the operations of a step by the formats that they read (`step`). The latter become the entry
-                `products` of done.json.
+            gradients: The ways in which gradients were exchanged; the number of workers, parameters and values; the
+                parameters that stayed in float32; the parameters whose gradients were not exchanged; and the bytes of
+                the latest step.
+            products: A dictionary. `rounded` contains the rounded layers, and `in_fp32` the layers that multiply in
+                float32. After the first step, `step` contains the multiply-accumulates of a step, grouped by the
+                formats that they read. It becomes the entry `products` of done.json.
             notes: The printed notes.
-            optimizer_steps: The largest number of steps of an optimizer, or None if steps are not watched.
+            optimizer_steps: The largest number of steps that any optimizer has taken, or None if steps are not watched.
         """
         sums = [*self.ddp.states, *(self.fsdp.sums if self.fsdp else []), *self.events.single.means.values()]
         if self.emulated.gradients.mean is not None:

@@ -1,12 +1,13 @@
-"""Application of the run's precision rules to a script: to products, activations, errors and optimizer states.
+"""Apply the run's precision rules to the models in a script: to products, activations, errors and optimizer states.
 
-Rules are applied to a model once, before its first forward pass: by cpdrun.attach(model), when DistributedDataParallel
-or fully_shard wraps the model, or when an optimizer of its parameters is created. The modules remain the same objects.
-After each step of an optimizer from torch.optim, its state (such as momentum) is rounded in place, so the script's own
-checkpoints contain rounded states.
+Rules are applied to a model once, before its first forward pass. This happens when the script calls
+cpdrun.attach(model), when it wraps the model with DistributedDataParallel or fully_shard, or when it creates an
+optimizer for the model's parameters, whichever comes first. The modules remain the same objects. If the config or a
+recipe sets a format for optimizer states, the states (such as momentum) are rounded in place after each step of an
+optimizer from torch.optim. The script's own checkpoints therefore contain rounded states.
 
-A config that rounds the stored weights or the operations of an optimizer step, or that sets a loss scale, is refused,
-because the script handles these itself.
+A config must not round the stored weights or the operations of an optimizer step, and it must not set a loss scale. The
+script handles these itself, so such a config is an error.
 
 A script saves only its own classes (custom_fp.layers.attachment), so a model that torch.load returns computes in
 float32. If the model has the same class and parameters as a model with rules, it is treated as a checkpoint of that
@@ -51,11 +52,11 @@ class ModelRounding:
     Attributes:
         requested: Whether the run has precision rules.
         placed: Each model and its precision, which is None if no rule matches the model.
-        in_fp32: The classes of the layers that multiply in float32, by the name of the layer.
+        in_fp32: The classes of the layers that multiply in float32, keyed by the name of the layer.
         first_step: Counts the products of the first training step.
 
     Raises:
-        UserError: The config requests a precision that is not available in scripts.
+        UserError: If the config requests a precision that is not available in scripts.
     """
 
     def __init__(self, config: dict[str, Any], script: Script) -> None:
@@ -98,7 +99,7 @@ class ModelRounding:
     def rounded(self) -> dict[str, str]:
         """The arithmetic of each rounded layer in the first step, keyed by the name of the layer.
 
-        Layers that the first step did not call are left out. Attention is included once it has been computed.
+        Layers that did not run in the first step are left out. Attention is included after its first computation.
         """
         uncomputed = {name for model, _ in self.placed for name in uncalled(model)}
         uncomputed |= set(self.first_step.coverage.never_called if self.first_step.coverage else ())
@@ -145,11 +146,11 @@ class ModelRounding:
         self._count(model)
 
     def _count(self, model: nn.Module, from_script: bool = False) -> None:
-        """Let the first step count the model's products.
+        """Include the model's products in the count of the first step.
 
         Args:
             model: A model to which rules were just applied.
-            from_script: Whether the rules come from the script's call of cpdrun.attach. Error messages name the origin.
+            from_script: Whether the rules come from the script's call to cpdrun.attach, which error messages then name.
         """
         placement = placement_in(model)
         if placement is None or len(self.placed) - 1 in self._from_file:
@@ -206,7 +207,7 @@ class ModelRounding:
         """Round the state of an optimizer that has just taken a step.
 
         Raises:
-            UserError: The state is sharded, and its format has scales.
+            UserError: If the state is sharded and its format has scales.
         """
         for rounding in self._states:
             parameters = parameters_of(optimizer)
@@ -259,13 +260,13 @@ class StateRounding:
     """The rounding of the states of a script's optimizers.
 
     Args:
-        typed: The prefix of the setting's name in error messages: the text before "optimizer_state".
+        typed: The text that error messages put before the setting `optimizer_state`, such as "precision.".
         format: The format of the states.
-        keeps_norms: Whether the states of the parameters of normalization layers stay in float32.
-        model: If given, only the states of optimizers that update this model are rounded. None means all optimizers.
+        keeps_norms: Whether states for parameters of normalization layers stay in float32.
+        model: Only states of optimizers that update this model are rounded. None means the states of all optimizers.
 
     Attributes:
-        has_rounded: Whether a state has been rounded, that is, whether such an optimizer has taken a step.
+        has_rounded: Whether any state has been rounded. False until one of these optimizers has taken a step.
     """
 
     def __init__(self, typed: str, format: str, keeps_norms: bool, model: nn.Module | None = None) -> None:
@@ -274,10 +275,10 @@ class StateRounding:
         self._rounding = OptimizerRounding(None, ORDERS[0], format)
 
     def round_(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        """Round the states of these parameters in place, as `OptimizerRounding.round_state` does.
+        """Round, in place, the optimizer states of the given parameters.
 
         Raises:
-            UserError: A state is sharded, and the format has scales.
+            UserError: If a state is sharded and the format has scales.
         """
         sharded = [p for p in parameters if isinstance(p, DTensor) and optimizer_state(optimizer, p)]
         if sharded and parse(self.format).has_scales:

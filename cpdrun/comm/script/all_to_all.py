@@ -35,23 +35,24 @@ def all_to_all(
     The function replaces `torch.distributed.all_to_all_single`. In the backward pass, the gradients of the received
     rows are sent back to the ranks that the rows came from. Each row is rounded once, even if it stays on its rank.
 
-    Blocks of a format with scales lie within a row, so the values equal those of `emulate_all_to_all` for any number of
-    ranks. Formats with one scale per tensor are an exception: they have one scale for each pair of ranks.
+    If a format has scales for blocks, each block lies within a row. The received values therefore equal those of
+    `emulate_all_to_all`, for any number of ranks. Formats with one scale per tensor are an exception, because they use
+    a separate scale for each pair of ranks.
 
     Args:
-        x_SxD: The rows, floating-point: first those for rank 0, then those for rank 1, and so on.
+        x_SxD: The rows to send, floating-point. The rows for rank 0 come first, then the rows for rank 1, and so on.
         output_splits: The number of rows that this rank receives from each rank.
         input_splits: The number of rows that this rank sends to each rank.
         fmt: The format of the rows.
-        gradient_format: The format of the gradients. fp32 rounds nothing.
+        gradient_format: The format of the gradients. The default, fp32, leaves them unrounded.
         group: The process group. None means the default group.
 
     Returns:
-        The received rows in the dtype of x, in the order of the ranks.
+        The received rows in the dtype of x, sorted by the rank that sent them.
 
     Raises:
-        ValueError: The splits do not match the shape of x or the number of ranks.
-        RankLost: Another rank is lost.
+        ValueError: If the splits do not match the shape of x or the number of ranks.
+        RankLost: If another rank is lost.
     """
     communicator = Communicator(group)
     splits = {"output_splits": list(output_splits), "input_splits": list(input_splits)}
@@ -77,7 +78,7 @@ def emulate_all_to_all(
     Args:
         x_SxD: The rows, floating-point.
         fmt: The format of the rows.
-        gradient_format: The format of the gradients. fp32 rounds nothing.
+        gradient_format: The format of the gradients. The default, fp32, leaves them unrounded.
 
     Returns:
         The rounded rows in the dtype of x.

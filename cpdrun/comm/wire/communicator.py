@@ -19,7 +19,7 @@ Transfer = tuple[int, Tensor]
 
 
 class Work(Protocol):
-    """A handle of an asynchronous operation, such as `dist.Work`."""
+    """A handle for an asynchronous operation, such as `dist.Work`."""
 
     def wait(self) -> Any:
         """Wait until the operation has ended."""
@@ -53,7 +53,7 @@ def new_group_like(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 class _Download:
-    """A handle of a receive into host memory. `wait` copies the received tensor to the GPU."""
+    """A handle for a tensor that is being received in host memory. `wait` copies the tensor to the GPU."""
 
     def __init__(self, work: Work, host: Tensor, into: Tensor) -> None:
         self.work, self.host, self.into = work, host, into
@@ -67,9 +67,11 @@ class _Download:
 class Communicator:
     """Sends and receives tensors between the ranks of a process group. Ranks are numbered within the group.
 
-    Start receives before sends, because gloo is faster in this order. gloo can send and receive only host memory, so
-    with gloo, tensors on a GPU are copied from and to the host. Ranks that share a GPU need this, because nccl requires
-    a GPU for each rank.
+    Start receives before sends, because gloo is faster in this order.
+
+    gloo can send and receive only host memory. With gloo, tensors on a GPU are therefore copied to the host before they
+    are sent, and back to the GPU after they are received. Ranks that share a GPU must use gloo, because nccl requires a
+    separate GPU for each rank.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:

@@ -176,5 +176,5 @@ def _wait(works: Sequence[Work]) -> None:
 
 
 def transport_for(group: dist.ProcessGroup | None, device: torch.device) -> Transport:
-    """Return the fastest transport that the group's backend supports, with buffers on a device."""
+    """Return the fastest transport that the group's backend supports. Its buffers are allocated on `device`."""
     return (PointToPoint if dist.get_backend(group) == "gloo" else Collectives)(group, device)

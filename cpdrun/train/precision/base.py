@@ -204,7 +204,7 @@ def get_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tensor]:
-    """Return the floating-point tensors in an optimizer's state of a parameter, such as momentum.
+    """Return the floating-point tensors, such as momentum, in the optimizer's state for a parameter.
 
     Scalars, such as the step counter, are left out. For a sharded tensor, the local shard is returned.
     """

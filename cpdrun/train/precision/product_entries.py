@@ -2,10 +2,11 @@
 
 The entry in env.json groups the layers by what rules round, and contains the share of the multiply-accumulates that
 read each format. The entry in done.json contains the number of multiply-accumulates per step for each combination of
-operand and sum formats. It also contains the bit operations. Each multiply-accumulate counts as the product of the bit
-widths of its operands (Baskin et al., "UNIQ", arXiv 1804.10969, section 4.2; van Baalen et al., "Bayesian Bits", arXiv
-2005.07093, section 4.1, who count only the forward product, for inference). These bit widths include the sign but no
-share of a scale, because a product multiplies elements and applies a scale once per block.
+operand formats and accumulator format. It also contains the number of bit operations, where each multiply-accumulate
+counts as the product of the bit widths of its operands. This measure comes from Baskin et al., "UNIQ" (arXiv
+1804.10969, section 4.2), and van Baalen et al., "Bayesian Bits" (arXiv 2005.07093, section 4.1), who count only the
+forward product, for inference. These bit widths include the sign bit. They do not include a share of the scale, because
+a product multiplies elements and applies the scale once per block.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ from custom_fp.recipe.coverage import Coverage
 from custom_fp.recipe.layers import OTHERS
 from torch import nn
 
-# The formats of the operand with fewer bits, of the other operand, and of the sums.
+# Three formats: the narrower operand's, the other operand's, and the accumulator's.
 Operation = tuple[str, str, str]
 
 REPLACED = tuple(LAYERS.values())
@@ -36,11 +37,13 @@ def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[
         coverage: The coverage of the model.
 
     Returns:
-        A dictionary. Its key "in the accumulator" contains the layers with a rounded accumulator. "operands rounded"
-        contains the layers whose operands are rounded and whose sums are float32. "in float32" contains other products,
-        such as "aten.bmm in blocks.*". "never called" contains the layers that rules name but that the model does not
-        call. "coverage" maps each format to the share of the multiply-accumulates that read it. "operands rounded" and
-        "never called" are left out if there are no such layers.
+        A dictionary with these keys:
+
+            in the accumulator   The layers with a rounded accumulator.
+            operands rounded     The layers whose operands are rounded and whose sums are float32. Left out if empty.
+            in float32           All other products, such as "aten.bmm in blocks.*".
+            never called         The layers that rules select but that the model does not call. Left out if empty.
+            coverage             A dictionary that maps each format to its share of the multiply-accumulates.
     """
     found = {name: x for name, x in by_layer.items() if name not in coverage.never_called}
     summed = [name for name, arithmetic in found.items() if arithmetic.accumulators]
@@ -55,7 +58,14 @@ def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[
 
 
 def arithmetics(model: nn.Module, prefix: str = "") -> dict[str, Arithmetic]:
-    """Return the arithmetic of each layer and each called operation that rules round, keyed by prefix and name."""
+    """Return the arithmetic of each rounded layer and each rounded operation, keyed by its name.
+
+    Operations that the model has not called are left out.
+
+    Args:
+        model: The model.
+        prefix: A prefix for all keys.
+    """
     found: dict[str, Arithmetic] = {}
     for name, module in model.named_modules():
         name = f"{prefix}{name}" if name else prefix.rstrip(".") or type(module).__name__
@@ -74,12 +84,12 @@ def operations_entry(
     """Return the entry `products` of done.json.
 
     Args:
-        by_format: The multiply-accumulates of one worker's step, as `by_elements` counts them.
-        operand_bits: The bits of both operands, summed over these multiply-accumulates (`sum_operand_bits`).
+        by_format: The number of multiply-accumulates in one worker's step, as `by_elements` returns it.
+        operand_bits: The bits of both operands, summed over all multiply-accumulates, as `sum_operand_bits` returns it.
         uncounted: The operators that multiply but cannot be counted.
 
     Returns:
-        A dictionary with the keys that docs/record.md describes.
+        A dictionary. Its keys are described in docs/record.md.
     """
     macs = sum(by_format.values())
     return {
@@ -97,7 +107,7 @@ def operations_entry(
 
 
 def by_elements(coverage: Coverage) -> Counter[Operation]:
-    """Return the multiply-accumulates, keyed by the element formats of the operands and the format of the sums."""
+    """Return the number of multiply-accumulates for each combination of element formats and accumulator format."""
     counts: Counter[Operation] = Counter()
     for product, count in coverage.macs.items():
         a, b = sorted(map(_element, product.operands), key=lambda name: (_bits(name), name))
@@ -106,7 +116,10 @@ def by_elements(coverage: Coverage) -> Counter[Operation]:
 
 
 def sum_operand_bits(coverage: Coverage) -> float:
-    """Return the bits of both operands, summed over all multiply-accumulates. Shares of scales are included."""
+    """Return the bits of both operands, summed over all multiply-accumulates.
+
+    The bits of an operand include its share of a block's scale.
+    """
     return sum(
         count * sum(_bits(name) if _is_integer(name) else parse(name).bits for name in product.operands)
         for product, count in coverage.macs.items()
@@ -114,7 +127,7 @@ def sum_operand_bits(coverage: Coverage) -> float:
 
 
 def _element(name: str) -> str:
-    """Return the element format of a format with scales, such as e4m3fn of mxfp8_e4m3. Other names are unchanged."""
+    """Return the element format of a scaled format, for example e4m3fn for mxfp8_e4m3. Return other names unchanged."""
     if _is_integer(name):
         return name
     fmt = parse(name)

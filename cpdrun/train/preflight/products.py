@@ -1,9 +1,9 @@
 """The products of a model: the formats that they read, what stays in float32, and the operations of a step.
 
-Some products of a model stay in float32 (custom_fp.recipe.layers): those of recurrent layers and transposed
-convolutions, which rules cannot select, and those of functions that a `forward` calls, unless a rule names the
-operation. `emulated_products` finds these products by running a forward and a backward pass with one sample
-(custom_fp.recipe.coverage).
+Some products of a model stay in float32 (custom_fp.recipe.layers). They include the products of recurrent layers and
+transposed convolutions, which rules cannot select. They also include the products of functions that a `forward` calls,
+unless a rule selects the operation. `emulated_products` finds all products in float32 by running a forward and a
+backward pass with one sample (custom_fp.recipe.coverage).
 """
 
 from collections import Counter
@@ -30,13 +30,14 @@ from cpdrun.train.precision.product_entries import (
 
 
 def emulated_products(parts: Parts) -> dict[str, Any] | None:
-    """Return `products_of` for the first training sample, or None if no product is rounded.
+    """Return the entry `products` of env.json, or None if no product is rounded.
 
-    The results of the run do not change, because the random state and the statistics of the model are restored. The
-    call is collective if the workers of one model are on several ranks.
+    The products are counted with the first training sample. This does not change the results of the run, because the
+    random state and the statistics of the model are restored. The call is collective if the workers of one model are on
+    several ranks.
 
     Raises:
-        BuildError: A rule selects only layers that the model does not call.
+        BuildError: If a rule selects only layers that the model does not call.
     """
     if not parts.precision.rounds_products:
         return None
@@ -85,8 +86,8 @@ def _operations_by_format(parts: Parts) -> tuple[dict[Operation, float], float, 
     """Return the operations of a step for one sample, averaged over the run's steps.
 
     Returns:
-        The mean number of multiply-accumulates, keyed by the formats of the operands and of the sums; the mean of their
-        `sum_operand_bits`; and the operators that cannot be counted.
+        A tuple of three elements: the mean number of multiply-accumulates, keyed as in `by_elements`; the mean of
+        `sum_operand_bits`; and the operators that multiply but cannot be counted.
     """
     batch, steps = parts.batches.first_samples(1), parts.duration.steps
     starts = [start for start in parts.precision.phase_starts() if start < steps] or [0]

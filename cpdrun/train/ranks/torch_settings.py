@@ -109,7 +109,7 @@ def _request_deterministic_algorithms() -> None:
 def select_device(choice: str) -> torch.device:
     """Return the device for `device=auto|cpu|cuda`.
 
-    If there are several GPUs, the ranks are distributed over them, and the rank's GPU becomes the current device.
+    If there are several GPUs, the ranks are distributed over them, and this rank's GPU becomes the current device.
 
     Raises:
         BuildError: torch can use no GPU although `choice` is cuda, or the GPU is older than this torch supports.

@@ -195,8 +195,8 @@ def simulate_rounding(
 ) -> LayerEffect:
     """Simulate the rounding of one observed tensor.
 
-    For scalar formats that round to nearest without a Hadamard transform, the recorded table of the tensor suffices.
-    Otherwise, the recorded sample of values is used. The rounding of stored activations (`cached`) is not simulated.
+    For scalar formats that round to nearest without a Hadamard transform, the simulation uses the recorded table of the
+    tensor. Otherwise, it uses the recorded sample of values. It ignores the rounding of stored activations (`cached`).
 
     Args:
         statistics: The recorded statistics of the tensor.

@@ -120,10 +120,10 @@ class Attached:
 
 @functools.cache
 def attached_class(plain_class: Any, rounding_class: Any) -> type:
-    """Return a subclass of `plain_class` with the forward method of `rounding_class`.
+    """Return a subclass of `plain_class` that uses the forward method of `rounding_class`.
 
-    If `rounding_class` is None, the forward method does not change. While the forward method of a `rounding_class`
-    runs, the `Operations` attached to the module (operations.py) replace the functions that it calls.
+    If `rounding_class` is None, the subclass keeps the forward method of `plain_class`. Otherwise, while the forward
+    method runs, the `Operations` attached to the module (operations.py) replace the functions that the method calls.
     """
     bases = (Attached, plain_class) if rounding_class is None else (Attached, rounding_class, plain_class)
     body: dict[str, Any] = {
@@ -131,9 +131,8 @@ def attached_class(plain_class: Any, rounding_class: Any) -> type:
         "rounding_class": rounding_class,
         "__module__": __name__,
     }
-    body["_jit_override_qualname"] = _qualified_name(
-        plain_class
-    )  # the name of the class in TorchScript files
+    # the name of the class in TorchScript files
+    body["_jit_override_qualname"] = _qualified_name(plain_class)
     if rounding_class is not None:
 
         @functools.wraps(plain_class.forward)  # libraries inspect the names of its parameters
@@ -178,8 +177,8 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
 
 
 def class_of(module: nn.Module) -> type:
-    """Return the user's class of a module, without the subclasses of rounding, fully_shard and parametrizations."""
-    # `__class__` of a module with rounding is the user's class, but `type` returns the subclass with rounding.
+    """Return the user's class of a module, ignoring the subclasses of rounding, fully_shard and parametrizations."""
+    # If rounding is attached, `module.__class__` is the user's class, but `type(module)` is the subclass that rounds.
     kind: type = module.__class__.__bases__[0] if is_parametrized(module) else module.__class__
     fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it would be slow
     if fsdp is not None and kind.__mro__[1] is fsdp.FSDPModule:

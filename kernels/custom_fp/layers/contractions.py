@@ -1,7 +1,7 @@
 """Products of tensors with rounded operands, sums and results: torch.matmul, grouped_mm and torch.einsum.
 
-The first tensor has the role input and the second one the role weight. Blocks of formats with scales run along the
-summed dimensions.
+The first tensor has the role input, and the second tensor has the role weight. If a format has scales, its blocks run
+along the summed dimensions.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def rows_of(x: Tensor) -> Tensor:
 def multiply_groups(arithmetic: Arithmetic, a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
     """Compute torch.nn.functional.grouped_mm with the given arithmetic.
 
-    Each group is a separate product, like that of an expert's Linear layer. Blocks and scales never span two groups,
-    and the scale of a whole tensor covers only one group. Rows and columns of the result that belong to no group are
-    zero, whereas PyTorch leaves them uninitialized.
+    Each group is a separate product, as if each expert had its own Linear layer. Blocks and scales never span two
+    groups. If a format has one scale for the whole tensor, each group has its own scale. Rows and columns of the result
+    that belong to no group are zero, whereas PyTorch leaves them uninitialized.
 
     Args:
         arithmetic: The arithmetic.
-        a: A tensor of shape (groups, L, K), or a matrix whose rows belong to groups. If b is a matrix as well, the
-            columns of a belong to groups.
-        b: A tensor of shape (groups, K, M), or a matrix whose columns belong to groups. If a is a matrix as well, the
-            rows of b belong to groups.
-        ends: The index after the last row or column of each group, int32 of shape (groups,), or None if a and b have
-            three dimensions.
+        a: A tensor of shape (groups, L, K), or a matrix. If b is also a matrix, the columns of a are divided into
+            groups. Otherwise, the rows of a are divided.
+        b: A tensor of shape (groups, K, M), or a matrix. If a is also a matrix, the rows of b are divided into groups.
+            Otherwise, the columns of b are divided.
+        ends: The index after the last row or column of each group, int32 of shape (groups,), or None if both a and b
+            have three dimensions.
     """
     ends_list: list[int] = [] if ends is None else ends.tolist()
     sizes = [end - start for start, end in zip([0, *ends_list], ends_list, strict=False)]
@@ -80,7 +80,7 @@ def multiply_groups(arithmetic: Arithmetic, a: Tensor, b: Tensor, ends: Tensor |
 
     is_a_3d, is_b_3d = a.dim() == 3, b.dim() == 3
     pairs = zip(split(a, 0 if is_b_3d else 1), split(b, 1 if is_a_3d else 0), strict=True)
-    # If b is split into groups, empty groups are left to PyTorch. Experts without rows (b is 3-D) need no exception.
+    # If b is a matrix, PyTorch multiplies the empty groups. If b is 3-D, an expert without rows needs no special case.
     products = [
         multiply_matrices(arithmetic, x, y) if is_b_3d or (x.numel() and y.numel()) else x @ y
         for x, y in pairs
@@ -95,9 +95,11 @@ def multiply_groups(arithmetic: Arithmetic, a: Tensor, b: Tensor, ends: Tensor |
 class Contraction:
     """An equation of torch.einsum for two operands, such as "bij,bjk->bik".
 
+    Each attribute is a string with one letter per dimension, or a pair of such strings.
+
     Attributes:
         batch: The dimensions that both operands and the result have.
-        summed: The dimensions that both operands have, but not the result.
+        summed: The dimensions that both operands have, but that the result does not have.
         free: For each operand, the dimensions that the other operand does not have.
         operands: The dimensions of each operand.
         result: The dimensions of the result.
@@ -112,9 +114,10 @@ class Contraction:
 
     @classmethod
     def parse(cls, equation: str, dims: list[int]) -> Contraction | None:
-        """Return the contraction, or None if a batched matrix product of two operands cannot compute the equation.
+        """Parse an equation. Return None if a single batched matrix product cannot compute it.
 
-        This is the case if an operand repeats a dimension, or if a dimension of only one operand is summed.
+        A batched matrix product cannot compute an equation that does not have exactly two operands, that repeats a
+        dimension within an operand, or that sums over a dimension of only one operand.
 
         Args:
             equation: An equation of torch.einsum.
@@ -143,7 +146,7 @@ class Contraction:
         return cls((operands[0], operands[1]), result)
 
     def sizes(self, a: Tensor, b: Tensor) -> dict[str, int]:
-        """Return the size of each dimension. A size of 1 is broadcast."""
+        """Return the size of each dimension after broadcasting."""
         sizes: dict[str, int] = {}
         for dimensions, x in zip(self.operands, (a, b), strict=True):
             for d, size in zip(dimensions, x.shape, strict=True):
@@ -151,12 +154,12 @@ class Contraction:
         return sizes
 
     def terms(self, a: Tensor, b: Tensor) -> int:
-        """Return the number of terms in each sum."""
+        """Return the number of terms in the sum that computes one element of the result."""
         sizes = self.sizes(a, b)
         return math.prod([sizes[d] for d in self.summed])
 
     def __call__(self, arithmetic: Arithmetic, a: Tensor, b: Tensor) -> Tensor:
-        """Return the contraction of two tensors with the given arithmetic."""
+        """Contract two tensors with the given arithmetic."""
         sizes = self.sizes(a, b)
         first = self._arranged(a, 0, (self.batch, self.free[0], self.summed), sizes)
         second = self._arranged(b, 1, (self.batch, self.summed, self.free[1]), sizes)
@@ -165,7 +168,14 @@ class Contraction:
         return result.reshape([sizes[d] for d in order]).permute([order.index(d) for d in self.result])
 
     def _arranged(self, x: Tensor, which: int, groups: tuple[str, ...], sizes: dict[str, int]) -> Tensor:
-        """Return an operand with its dimensions merged into three groups, or into two groups if there is no batch."""
+        """Return an operand as a batch of matrices, or as a single matrix if there are no batch dimensions.
+
+        Args:
+            x: The operand.
+            which: 0 for the first operand, 1 for the second one.
+            groups: The dimensions that form the batch, the rows and the columns.
+            sizes: The size of each dimension.
+        """
         dimensions = self.operands[which]
         order = "".join(groups)
         x = x.permute([dimensions.index(d) for d in order]).expand([sizes[d] for d in order])
@@ -173,11 +183,15 @@ class Contraction:
         return x.reshape(shape if self.batch else shape[1:])
 
 
-_ELLIPSIS = "".join(chr(0x3B1 + i) for i in range(16))  # names for the dimensions of an ellipsis
+# Greek letters name the dimensions of an ellipsis, because equations of torch.einsum cannot contain these letters.
+_ELLIPSIS = "".join(chr(0x3B1 + i) for i in range(16))
 
 
 def equation_of(operands: tuple[Any, ...]) -> tuple[str, list[Any]] | None:
-    """Return the equation and the tensors of a call of torch.einsum, or None if the call has no equation."""
+    """Return the equation and the tensors of a call to torch.einsum.
+
+    If the call has lists of dimensions instead of an equation, return None.
+    """
     if not operands or not isinstance(operands[0], str):
         return None
     equation, *tensors = operands

@@ -1,7 +1,9 @@
 """Convolutions with rounded products, as layers and as functions.
 
-If an accumulator is emulated, each group is one matrix product over the windows of the input (im2col). Otherwise,
-PyTorch's convolution is used. Shapes: B samples, G groups, C channels, M output channels, R windows of all samples.
+If an accumulator is emulated, each group of channels is one matrix product over the windows of the input (im2col).
+Otherwise, PyTorch computes the convolution.
+
+Shapes: B samples, G groups, C channels, M output channels, R windows of all samples.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Convolution:
 
     Attributes:
         stride: The stride in each dimension.
-        padding: The padding of each dimension, which is the same at both ends, or "same" or "valid".
+        padding: The padding at both ends of each dimension, or "same" or "valid".
         dilation: The dilation in each dimension.
         groups: The number of groups.
         padding_mode: `zeros`, or a mode of torch.nn.functional.pad.
@@ -88,7 +90,7 @@ class Convolution:
         kernel_size = weight.shape[2:]
 
         def windows(x: Tensor) -> Tensor:
-            """Return the windows of the input, of shape (G, R, C / G * kernel...)."""
+            """Return the windows of the input, of shape (G, R, C / G * prod(kernel_size))."""
             x = self._padded(x)
             for i, (size, stride, dilation) in enumerate(
                 zip(kernel_size, self.stride, self.dilation, strict=True)
@@ -100,7 +102,7 @@ class Convolution:
             return grouped.reshape(self.groups, -1, channels // self.groups * math.prod(kernel_size))
 
         def columns(weight: Tensor) -> Tensor:
-            """Return the weight as one matrix per group, of shape (G, C / G * kernel..., M / G)."""
+            """Return the weight as one matrix per group, of shape (G, C / G * prod(kernel_size), M / G)."""
             return weight.reshape(self.groups, len(weight) // self.groups, -1).mT
 
         bias_Gx1xM = None if bias is None else bias.view(self.groups, 1, -1)
@@ -114,7 +116,7 @@ class Convolution:
         return F.pad(x, self.around, mode=mode) if any(self.around) else x
 
     def _output_size(self, x: Tensor, kernel_size: tuple[int, ...]) -> list[int]:
-        # `around` lists the dimensions in reverse order.
+        # `around` starts with the last dimension.
         pads = [a + b for a, b in zip(self.around[-2::-2], self.around[::-2], strict=True)]
         return [
             (n + pad - (size - 1) * dilation - 1) // stride + 1

@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention with rounded products. attention.py explains the two products of attention."""
+"""torch.nn.MultiheadAttention with rounded products. attention.py describes the two products of attention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
 
     @classmethod
     def attach_to(cls, module: nn.Module, arithmetic: Arithmetic) -> None:
-        """Attach an arithmetic to a torch.nn.MultiheadAttention, which stays the same object."""
+        """Attach an arithmetic to a torch.nn.MultiheadAttention in place."""
         super().attach_to(module, arithmetic)
         module.__dict__.setdefault(
             "attached_operations", Operations({SCORES: Arithmetic(), VALUES: Arithmetic()})
@@ -97,7 +97,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
         ]
 
     def _append_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Return k and v with the layer's learned key and zero key appended, and the number of appended keys."""
+        """Append the learned and zero keys and values that the layer has. Return k, v and the number of new keys."""
         count = 0
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
@@ -114,13 +114,14 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
 def _additive_mask(
     q: Tensor, attn_mask: Tensor | None, padding: Tensor | None, extra_keys: int
 ) -> Tensor | None:
-    """Return the float mask (B, H, L, S) that a MultiheadAttention adds to the scores, or None if it has no masks.
+    """Return the float mask that MultiheadAttention adds to the scores, or None if no masks are given.
 
-    In boolean masks of MultiheadAttention, true hides a key. The last `extra_keys` keys are visible to all queries.
+    The result can be broadcast to (B, H, L, S). In the boolean masks of MultiheadAttention, True hides a key. The last
+    `extra_keys` keys are visible to all queries.
     """
     B, H = q.shape[:2]
     masks = []
-    if attn_mask is not None:  # (L, S) or (B H, L, S)
+    if attn_mask is not None:  # (L, S) or (B * H, L, S)
         masks.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (B, H)))
     if padding is not None:  # (B, S)
         masks.append(padding[:, None, None, :])

@@ -17,7 +17,7 @@ Only the results of these functions, and the gradients of the results, can be ro
 
 `Operations` holds the arithmetic of these operations for one module. While the module's forward runs, a
 TorchFunctionMode replaces the functions. Each call follows the `Operations` of the innermost module that is running,
-even if they round nothing. The products of the backward pass use the arithmetic of the same operation.
+even if this module rounds nothing. The backward pass of a call uses the same arithmetic as the call.
 
 Operands of any float dtype are multiplied in float32, and the result has the dtype of the first operand. A call is left
 to PyTorch if an operand is not a dense floating-point tensor, if the dtypes of the operands differ outside of
@@ -62,7 +62,7 @@ class Operations:
         arithmetics: Maps the name of an operation to its arithmetic. Other operations are left to PyTorch.
 
     Attributes:
-        called: The operations that were called at least once.
+        called: The operations in `arithmetics` that were called at least once.
     """
 
     def __init__(self, arithmetics: Mapping[str, Arithmetic] | None = None) -> None:
@@ -76,7 +76,7 @@ class Operations:
         self.arithmetics[part] = arithmetic
 
     def use(self, part: str, training: bool) -> Arithmetic:
-        """Record a call of an operation, and return its arithmetic. In evaluation, it is not stochastic."""
+        """Record a call to an operation, and return its arithmetic. Outside of training, it is not stochastic."""
         arithmetic = self.arithmetics.get(part)
         if arithmetic is None:
             return Arithmetic()
@@ -84,12 +84,12 @@ class Operations:
         return arithmetic if training else arithmetic.evaluated
 
     def calls_of(self, module: nn.Module) -> _Scope:
-        """Return a context in which calls of functions follow the operations of the module."""
+        """Return a context in which the operations of the module replace the functions that are called."""
         return _Scope(module, bool(self.arithmetics))
 
 
 class _Scope:
-    """A context in which `module` is the innermost running module. Leaving it restores the outer module."""
+    """A context in which `module` is the innermost running module. On exit, the previous module is restored."""
 
     def __init__(self, module: nn.Module, replaces: bool) -> None:
         self.module, self.replaces = module, replaces
@@ -112,10 +112,10 @@ class _Scope:
 
 
 class _ReplaceFunctions(TorchFunctionMode):
-    """The mode that replaces functions with operations of `module`, the innermost running module.
+    """A mode that replaces torch functions with the rounded operations of `module`, the innermost running module.
 
-    A thread has at most one such mode, whose `module` changes. If each module had its own mode, a call that one mode
-    leaves to PyTorch would reach the modes of the outer modules.
+    Each thread has at most one such mode, and `module` is updated as modules are entered and left. With one mode per
+    module, a call that the innermost mode does not replace would be passed on to the modes of the enclosing modules.
     """
 
     def __init__(self, module: Any) -> None:
@@ -134,7 +134,7 @@ class _ReplaceFunctions(TorchFunctionMode):
 
 @functools.cache
 def _let_dynamo_replace(function: Any) -> None:
-    """Let modes replace a function that PyTorch considers private. By default, torch.compile ignores modes for it."""
+    """Let modes replace a private function of PyTorch. By default, torch.compile ignores modes for such a function."""
     torch.overrides.get_overridable_functions()[torch].append(function)
     dynamo = sys.modules.get("torch._dynamo.variables.torch")
     if dynamo is not None:  # Dynamo may already have cached the list
@@ -150,7 +150,7 @@ def _active_mode() -> Any:
 
 
 class OperationCaller:
-    """The rounding class of modules that may call operations but have no arithmetic of their own."""
+    """The rounding class of modules that are not rounded as layers, but whose `forward` may call operations."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -158,7 +158,7 @@ class OperationCaller:
 
 
 def replace_operations_(module: nn.Module) -> Operations:
-    """Attach `Operations` to a module in place, and return them. They round nothing until `set` is called."""
+    """Return the `Operations` of a module. If it has none, attach empty `Operations`, which round nothing."""
     if OPERATIONS not in module.__dict__:
         attachment_exists = "arithmetic" in module.__dict__
         attach_(module, None if attachment_exists else OperationCaller)
@@ -167,7 +167,7 @@ def replace_operations_(module: nn.Module) -> Operations:
 
 
 def operations_of(module: nn.Module | None) -> Operations:
-    """Return the operations that are attached to a module, or empty `Operations` if there are none."""
+    """Return the `Operations` attached to a module, or empty `Operations` if there are none."""
     attached = None if module is None else module.__dict__.get(OPERATIONS)
     return Operations() if attached is None else attached
 
@@ -305,12 +305,12 @@ def _with_rounded_result(part: str, module: Any, function: Callable, args: Any, 
     gradient_rounding, rounding = (arithmetic.roundings.get(key) for key in (ERROR, ACTIVATION))
     if gradient_rounding is not None:
         result = round_gradient(result, gradient_rounding)
-    # The result is cloned, because round_gradient returns a view that in-place operations are not allowed to change.
+    # The result is cloned, because round_gradient returns a view, which in-place operations are not allowed to change.
     return result.clone() if rounding is None else rounding(result).to(result.dtype)
 
 
 def _can_round(*tensors: Any) -> bool:
-    """Return whether a product of these operands can be rounded, as the docstring of this module explains."""
+    """Return whether a call with these operands can be rounded. The docstring of this file lists the conditions."""
     for x in tensors:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_nested:
             return False
@@ -326,7 +326,7 @@ _REPLACEMENTS: dict[Any, Callable] = {
     F.linear: _linear,
     torch.einsum: _einsum,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _conv),
-    torch._grouped_mm: _grouped_mm,  # F.grouped_mm calls it
+    torch._grouped_mm: _grouped_mm,  # F.grouped_mm calls this function
     **dict.fromkeys(
         (
             *(torch.matmul, torch.linalg.matmul, Tensor.matmul, Tensor.__matmul__),

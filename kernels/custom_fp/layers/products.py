@@ -176,8 +176,8 @@ class Arithmetic:
     ) -> Tensor:
         """Return the product of an input and a weight, times a factor, plus a bias.
 
-        If the result of the forward product is rounded, the bias is rounded in the same way and added in float32, and
-        then the sum is rounded. The gradient of the bias is rounded, too. torch.autocast rounds at the same places.
+        If the result of the forward product is rounded, the bias and its gradient are rounded in the same way. The bias
+        is added in float32, and the sum is then rounded. torch.autocast rounds in the same places.
 
         Args:
             kernel: `Linear`, `Conv`, `Matrices` or `Sums`.
@@ -221,9 +221,8 @@ class Arithmetic:
         if not _depends_on_axis(rounding, x, kernel):
             return x
         cached = getattr(rounding, "cached", None)
-        if (
-            cached is not None
-        ):  # the stored operand was rounded along the summed dimension of the forward product
+        if cached is not None:
+            # The stored operand was rounded along the dimension that the forward product sums over.
             x = kernel.along(role, FORWARD, x, partial(round_along, cached))
         return kernel.along(role, product, x, rounding.along)
 

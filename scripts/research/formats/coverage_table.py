@@ -3,10 +3,11 @@
     python scripts/research/formats/coverage_table.py [NAME ...] [--recipe nvfp4] [--output FILE.md]
 
 The architectures come from the package transformers. The models are small and have random weights, so nothing is
-downloaded. For each architecture, the script counts one forward and one backward pass in training mode
-(custom_fp.recipe.coverage): first under the recipe, then under the recipe with `operations=True`. The last column names
-the products that stay in float32 in the second case. If a model cannot be built or run, its row contains the error. The
-exit status is 1 if an architecture fails, or if less than 99 % of its multiply-accumulates are rounded with operations.
+downloaded. For each architecture, the script counts the multiply-accumulates of one forward and one backward pass in
+training mode (custom_fp.recipe.coverage). It does so twice: with the recipe alone, and with `operations=True`. The last
+column lists the products that stay in float32 with `operations=True`. If a model cannot be built or run, its row
+contains the error. The exit status is 1 if any architecture fails, or if `operations=True` rounds less than 99 % of its
+multiply-accumulates.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from cpdrun.record import write_text
 
 BATCH, LENGTH, VOCABULARY = 2, 64, 256
-SMALL = {  # the sizes of language models; most of their configs have these settings
+SMALL = {  # small sizes for language models, whose configs share most of these settings
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -82,7 +83,7 @@ def causal(model_type: str, attention: str = "sdpa", **settings: Any) -> Builder
 def named(
     kind: str, inputs: Callable[[], dict[str, Tensor]], attention: str = "sdpa", **settings: Any
 ) -> Builder:
-    """Return a function that builds a model of the named class and its inputs. The settings define its config."""
+    """Return a function that builds a model of the named transformers class, with these settings, and its inputs."""
 
     def build() -> tuple[nn.Module, dict[str, Tensor]]:
         import transformers
