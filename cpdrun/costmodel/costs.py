@@ -98,10 +98,10 @@ def rounded_share(products: dict[str, Any] | None) -> float:
 
 
 def not_counted(groups: Iterable[Group]) -> dict[str, str]:
-    """Return the reason why products were not counted, for each such candidate, keyed by the candidate's name.
+    """Return a dict that maps each candidate whose products were not counted to the reason.
 
-    If the candidates differ in the format in which workers exchange gradients, they are left out, because this format
-    does not affect products.
+    Groups of a study that compares the formats of exchanged gradients are left out, because these formats do not affect
+    products.
     """
     return {
         group.name: str(problem)

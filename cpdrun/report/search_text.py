@@ -208,7 +208,10 @@ def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
 
 
 def _bits_text(results: Results, candidate: Candidate) -> str:
-    """Return a candidate's bits as text: "4 bits", or for a recipe "6.2 bits on average" or "4.5 bits planned"."""
+    """Return a candidate's bits as text, such as "4 bits".
+
+    For a recipe, the text is "6.2 bits on average", or "4.5 bits planned" if its products were not counted.
+    """
     if (mean := results.mean_bits(candidate)) is not None:
         return mean_text(mean)
     return f"{candidate.bits:g} bits" + (" planned" if results.question.axis.key == choices.RECIPE else "")

@@ -71,7 +71,7 @@ def printed_rows(run: RunDir, script: Mapping[str, Any]) -> Iterator[LoggedRow]:
 
 
 def attached_facts(run: RunDir) -> dict[str, Any]:
-    """Read from env.json what cpdrun intercepted in the script. Return {} if it intercepted nothing."""
+    """Return what cpdrun intercepted in the script, as recorded in env.json, or {} if it intercepted nothing."""
     attached = (read_object(run.env) or {}).get("attached")
     return attached if isinstance(attached, dict) else {}
 

@@ -730,7 +730,7 @@ def test_modules_without_python_code_or_weights_are_left_alone():
         assert list(applied.rounded) == ["0"]
 
 
-def test_a_model_in_a_queue_keeps_its_operations():
+def test_a_model_sent_to_another_process_keeps_its_rounded_operations():
     net, x = nn.Sequential(Conv1D(nn.Linear(8, 8))), torch.randn(2, 8)
     custom_fp.apply_recipe(net, [{"modules": "matmul()", "role": OPERANDS, "format": "e4m3"}])
     found = pickle.loads(ForkingPickler.dumps(net))

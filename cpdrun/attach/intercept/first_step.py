@@ -159,9 +159,8 @@ class FirstStepCoverage:
             {prefix: (model, placement_in(model)) for prefix, (model, _) in self._by_prefix().items()}
         )
         self._counter, self._thread = self._counting.__enter__(), threading.get_ident()
-        self._counter.enter(
-            module
-        )  # PyTorch collected the hooks of this call before the counter added its own
+        # PyTorch collected the hooks of this call before the counter added its own, so they do not enter this module.
+        self._counter.enter(module)
 
     def _before_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
         if self.is_over:

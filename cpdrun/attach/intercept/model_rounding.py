@@ -52,11 +52,11 @@ class ModelRounding:
     Attributes:
         requested: Whether the run has precision rules.
         placed: Each model and its precision, which is None if no rule matches the model.
-        in_fp32: The classes of the layers that multiply in float32, by the name of the layer.
+        in_fp32: The classes of the layers that multiply in float32, keyed by the name of the layer.
         first_step: Counts the products of the first training step.
 
     Raises:
-        UserError: The config requests a precision that is not available in scripts.
+        UserError: If the config requests a precision that is not available in scripts.
     """
 
     def __init__(self, config: dict[str, Any], script: Script) -> None:

@@ -58,11 +58,13 @@ def products_of(by_layer: Mapping[str, Arithmetic], coverage: Coverage) -> dict[
 
 
 def arithmetics(model: nn.Module, prefix: str = "") -> dict[str, Arithmetic]:
-    """Return the arithmetic of each layer, and of each operation the model called, that rules round.
+    """Return the arithmetic of each rounded layer and each rounded operation, keyed by its name.
+
+    Operations that the model has not called are left out.
 
     Args:
         model: The model.
-        prefix: The text that precedes the layers' names in the keys.
+        prefix: A prefix for all keys.
     """
     found: dict[str, Arithmetic] = {}
     for name, module in model.named_modules():

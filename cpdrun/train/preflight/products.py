@@ -30,13 +30,14 @@ from cpdrun.train.precision.product_entries import (
 
 
 def emulated_products(parts: Parts) -> dict[str, Any] | None:
-    """Return `products_of` for the first training sample, or None if no product is rounded.
+    """Return the entry `products` of env.json, or None if no product is rounded.
 
-    The results of the run do not change, because the random state and the statistics of the model are restored. The
-    call is collective if the workers of one model are on several ranks.
+    The products are counted with the first training sample. This does not change the results of the run, because the
+    random state and the statistics of the model are restored. The call is collective if the workers of one model are on
+    several ranks.
 
     Raises:
-        BuildError: A rule selects only layers that the model does not call.
+        BuildError: If a rule selects only layers that the model does not call.
     """
     if not parts.precision.rounds_products:
         return None
