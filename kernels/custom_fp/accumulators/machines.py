@@ -15,11 +15,12 @@ Sources:
             about 14 bits, so partial sums are added to float32 registers after every 128 terms. The scales of their
             blocks are not part of the machine here.
   PTX       The machine code that ptxas 12.9 generates for mma.sync with fp8 operands (m16n8k32) on sm_90 and sm_100.
-            These GPUs have no such instruction (see also github.com/NVIDIA/cutlass/issues/1986). The operands are
-            converted to fp16, and two fp16 instructions compute a sum of 32 terms that starts at zero. The first one
-            adds the 16 terms whose k mod 4 is 0 or 1, and the second one adds the others. The sum is then added to the
-            accumulator, rounded to nearest. The machine here adds terms in the given order. To get the GPU's bits,
-            reorder the terms so that each group of 32 begins with those of the first instruction.
+            These GPUs do not have this instruction in hardware (see also github.com/NVIDIA/cutlass/issues/1986). The
+            code converts the operands to fp16 and computes a sum of 32 terms, starting from zero, with two fp16
+            instructions. The first instruction adds the 16 terms whose k mod 4 is 0 or 1, and the second one adds the
+            other terms. The sum is then added to the accumulator and rounded to nearest. The machine here adds terms in
+            the given order. To reproduce the GPU's bits, reorder the terms so that each group of 32 begins with the
+            terms of the first instruction.
 
 Blackwell's instructions with block scales (tcgen05, and mma of sm_120, which MMA-Sim models in the same way) have codes
 and scales as separate operands. Here, block_scales.py and encodings.py recover codes and scales from float32 values

@@ -37,7 +37,7 @@ def one_by_one(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments
 
 
 def in_order(operator: Operator, info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
-    """Raise RuntimeError, because the operator depends on the order of its calls."""
+    """Raise RuntimeError: vmap cannot batch this operator, because its result depends on the order of the calls."""
     raise RuntimeError(
         "delayed scaling does not work under vmap, because it depends on the order in which tensors are processed"
     )

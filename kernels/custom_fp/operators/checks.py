@@ -29,7 +29,7 @@ def check_float(x: object) -> None:
 
 
 def check_dense(x: Tensor) -> None:
-    """Raise TypeError if x is nested, sparse, or has an MKL-DNN layout."""
+    """Raise TypeError if x is a nested tensor, is sparse, or has an MKL-DNN layout."""
     if x.is_nested:
         raise TypeError(
             "expected a dense tensor; got a nested tensor; call torch.nested.to_padded_tensor(x, 0.0) first"

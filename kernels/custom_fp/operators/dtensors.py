@@ -1,7 +1,7 @@
 """Operators on DTensors, the tensors of tensor-parallel models.
 
-`quantize` rounds each shard separately. If the elements of a block are on several ranks, the tensor is replicated
-first. The results equal those for the whole tensor. Other operators raise TypeError for DTensors.
+`quantize` rounds each shard separately. If a block spans several ranks, the tensor is first replicated on all ranks.
+The result is the same as for the full tensor. Other operators raise TypeError for DTensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REASONS = {
 
 
 def is_sharded(x: object) -> bool:
-    """Return whether x is a DTensor, without importing torch.distributed.tensor, which would be slow."""
+    """Return whether x is a DTensor. The check does not import torch.distributed.tensor, because that is slow."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -36,11 +36,11 @@ def shardable(name: str, arguments: Sequence[Any]) -> list[Any]:
 
     Args:
         name: The name of the operator.
-        arguments: Its arguments, as in torch.ops.custom_fp. The first one is the DTensor.
+        arguments: The arguments of the operator in torch.ops.custom_fp. The first argument is the DTensor.
 
     Raises:
-        TypeError: The operator does not support DTensors.
-        ValueError: Rounding is stochastic.
+        TypeError: If the operator does not support DTensors.
+        ValueError: If the rounding mode is stochastic.
     """
     x: Any = arguments[0]
     if name != "quantize":

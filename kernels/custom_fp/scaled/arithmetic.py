@@ -107,8 +107,8 @@ class ScaledReference:
 
         Args:
             x: The tensor.
-            magnitudes: The largest magnitude of the current step, followed by those of the previous steps. A float32
-                tensor of shape (1 + steps,) on any device.
+            magnitudes: The largest magnitude of the current step, followed by the largest magnitudes of the previous
+                steps, as a float32 tensor of shape (1 + steps,) on any device.
             fmt: A format with a single scale for the tensor.
             records: Whether to update the largest magnitude of the current step in place.
             rule: How to round.
@@ -121,7 +121,7 @@ class ScaledReference:
         before = magnitudes[1:].max().to(x.device)
         amax = torch.where(before > 0, before, own)
         clamped = torch.where(x.isinf(), x, torch.minimum(torch.maximum(x, -amax), amax))
-        # amax is appended as the largest element, so that it determines the scale.
+        # amax is appended to the tensor as its largest element, so that it determines the scale.
         with_amax = torch.cat([clamped.view(-1), amax.view(1)])
         result = torch.empty_like(with_amax)
         self.quantize(with_amax, fmt, rule, result)

@@ -1,7 +1,7 @@
 """The CUDA backend for formats with scales (csrc/tiles/tiles.cuh and csrc/scaled/scaled_kernels.cuh).
 
-Some steps have no CUDA kernel and use PyTorch's operators: packing codes, and decoding codebooks and integers with zero
-points. PyTorch also rounds such integers, unless they are rounded to nearest even.
+PyTorch operators pack codes, and decode codebooks and integers with zero points. Integers with zero points are also
+rounded by PyTorch operators, except with rounding to nearest even, which has a CUDA kernel.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.search import search_of
 
 NOTHING = np.uint64(0)
-WHOLE = (
-    1 << 14
-)  # for longer blocks, PyTorch computes the largest magnitude first, since one warp would take too long
+# For longer blocks, PyTorch computes the largest magnitude first, because one warp would take too long.
+WHOLE = 1 << 14
 RUNS = (16, 32, 64, 128)  # sizes of contiguous blocks that have their own kernels
 GROUP = 128  # the number of elements whose random bits come from the same random words
 

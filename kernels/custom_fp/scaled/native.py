@@ -51,18 +51,18 @@ class NativeScaled(ScaledReference):
     ) -> None:
         """Round as `ScaledReference.quantize_delayed` does, but pass the scale to the kernel."""
         x = single(x)
-        can_be_told = fmt.kernels == "tiles" and fmt.scale.rule == "amax" and fmt.scale.format.bits == 32
-        low, high = torch.stack(x.aminmax()).tolist() if can_be_told and x.numel() else (0.0, math.nan)
+        can_fix_scale = fmt.kernels == "tiles" and fmt.scale.rule == "amax" and fmt.scale.format.bits == 32
+        low, high = torch.stack(x.aminmax()).tolist() if can_fix_scale and x.numel() else (0.0, math.nan)
         before = magnitudes[1:].max().item()
         if not (-math.inf < low and high < math.inf and before > 0):  # NaN, infinity, or no history
             super().quantize_delayed(x, magnitudes, fmt, records, rule, out)
             return
-        own = max(high, -low)  # this order gives 0.0 instead of -0.0 if x is zero
+        own = max(high, -low)  # max(-low, high) would be -0.0 if x is zero
         if records and own > magnitudes[0].item():
             magnitudes[0] = own
         if own > before:
             x = x.clamp(-before, before)
-        args = _tiling(fmt.layout(x.shape)), _told_scaling(fmt, before), *_rule_args(rule), get_num_threads()
+        args = _tiling(fmt.layout(x.shape)), _fixed_scaling(fmt, before), *_rule_args(rule), get_num_threads()
         _native.quantize_tiles(x.data_ptr(), out.data_ptr(), *args)
 
     def join(self, codes_n: Tensor, bits: int, out: Tensor) -> None:
@@ -170,13 +170,12 @@ def _scaling(fmt: ScaledFormat) -> _native.Scaling:
     return _native.Scaling(*fmt.parts)
 
 
-def _told_scaling(fmt: ScaledFormat, amax: float) -> _native.Scaling:
-    """Return the scaling of a format, with its float32 scale fixed to the one for the given largest magnitude."""
+def _fixed_scaling(fmt: ScaledFormat, amax: float) -> _native.Scaling:
+    """Return a scaling whose float32 scale is computed from the given largest magnitude instead of from the tensor."""
     scale = max(amax / fmt.target, fmt.scale.format.smallest)
     parts = fmt.parts
-    return _native.Scaling(
-        *parts[:9], scale, scale, *parts[11:]
-    )  # parts 9 and 10 are the limits of the scale
+    # parts[9] and parts[10] are the smallest and the largest allowed scale.
+    return _native.Scaling(*parts[:9], scale, scale, *parts[11:])
 
 
 # ---- integers with zero points

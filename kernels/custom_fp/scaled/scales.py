@@ -94,7 +94,8 @@ def tensor_scale_for(fmt: ScaledFormat, largest: Tensor) -> Tensor:
 def divide(x: Tensor, divisor: float) -> Tensor:
     """Return the correctly rounded quotient of a tensor and a number.
 
-    On a GPU, `x / divisor` is not correctly rounded, because PyTorch multiplies by the reciprocal of a Python number.
+    Plain `x / divisor` is not correctly rounded on a GPU, because PyTorch multiplies by the reciprocal of a Python
+    scalar.
     """
     return x / torch.full_like(x, divisor)
 
