@@ -24,7 +24,8 @@ from cupy.cuda import nvrtc
 CSRC = Path(__file__).parent / "csrc"
 OPTIONS = (
     *("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"),
-    "--device-as-default-execution-space",  # without it, NVRTC before 13.2 treats generic lambdas as host functions
+    # Without this option, NVRTC before 13.2 treats generic lambdas in kernels as host functions.
+    "--device-as-default-execution-space",
 )
 MODES = ("nearest_even", "toward_zero", "stochastic", "otherwise")
 PARTS = {  # prefix of a kernel's name (longer prefixes first) -> name of the kernel's part of custom_fp.cu

@@ -76,7 +76,7 @@ class Operations:
         self.arithmetics[part] = arithmetic
 
     def use(self, part: str, training: bool) -> Arithmetic:
-        """Record a call to an operation, and return its arithmetic. Outside of training, it is not stochastic."""
+        """Record a call to an operation, and return its arithmetic. In evaluation, the arithmetic is not stochastic."""
         arithmetic = self.arithmetics.get(part)
         if arithmetic is None:
             return Arithmetic()
@@ -150,7 +150,7 @@ def _active_mode() -> Any:
 
 
 class OperationCaller:
-    """The rounding class of modules that are not rounded as layers, but whose `forward` may call operations."""
+    """The rounding class (see attachment.py) of modules that are not layers, but whose `forward` may call operations."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""

@@ -29,8 +29,9 @@ def is_normalization(module: nn.Module) -> bool:
 class RoundedWeight(Quantized):
     """The rounding class of normalization layers.
 
-    Of the layer's arithmetic, only the rounding of the weight in the forward pass is used. If a format has scales, its
-    blocks run along the last dimension of the weight. The gradient passes straight through to the unrounded weight.
+    Only one part of the arithmetic has an effect: the rounding of the weight in the forward pass. If a format has
+    scales, its blocks run along the last dimension of the weight. The gradient passes straight through to the unrounded
+    weight.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

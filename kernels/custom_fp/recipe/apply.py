@@ -43,8 +43,8 @@ class Applied:
 
     Attributes:
         model: The model.
-        first_arithmetic: Maps each rounded module to descriptions of the arithmetic in the first step, one for each of
-            its operations. The key None stands for the module itself.
+        first_arithmetic: Maps each rounded module to a dict. The dict maps the module's operations, and None for the
+            module itself, to texts that describe their arithmetic in the first step.
         left_to_the_loop: The settings of the recipe that the training loop must follow.
         placement: The rules that round the model, or None if the recipe has no such rules.
     """

@@ -207,8 +207,8 @@ def count_macs(models: Mapping[str, tuple[nn.Module, Placement | None]]) -> Iter
     """Return a context in which the multiply-accumulates of all operators are counted.
 
     Args:
-        models: Maps a prefix, such as "" or "Generator.", to a model and its rules, or to a model and None if the model
-            has no rules. The prefix is prepended to the names of the model's modules.
+        models: Maps a prefix, such as "" or "Generator.", to a model and its rules. The rules are None if the model has
+            no rules. The prefix is prepended to the names of the model's modules.
     """
     counter = MacCounter()
     for prefix, (model, placement) in models.items():
@@ -289,8 +289,8 @@ class MacCounter(TorchDispatchMode):
     def was_called(self, layer: Layer) -> bool:
         """Return whether the rules for a layer were used, or would have been used in another phase of the run.
 
-        Embeddings, normalization layers, and layers that are not rounded in the current phase must have been called.
-        Other layers and operations must have computed a product.
+        An embedding, a normalization layer, or a layer that is not rounded in the current phase counts if it was called.
+        Any other layer or operation counts if it computed a product.
         """
         module = layer.module
         has_no_product = layer.part is None and layer.rounding_class in (QuantEmbedding, RoundedWeight)
@@ -430,7 +430,7 @@ class _Node:
 
 
 def _part_of(module: nn.Module | None, arithmetic: Arithmetic) -> str | None:
-    """Return the operation of the module that uses this arithmetic, or None if the module itself uses it."""
+    """Return the operation that uses this arithmetic in a module, or None if the module itself uses it."""
     for part, own in operations_of(module).arithmetics.items():
         if arithmetic is own or arithmetic is own.evaluated:
             return part

@@ -45,7 +45,7 @@ NOTHING = -1.0  # placeholder for a step with no recorded magnitude
 
 
 class History:
-    """The largest magnitudes of one operand in the last steps. A deep copy or an unpickled copy has its own tensor.
+    """The largest magnitudes of one operand in the last steps. Deep copies and unpickled copies have their own tensors.
 
     Attributes:
         magnitudes: A float32 tensor of shape (1 + steps,). The first element is the largest magnitude of the current
@@ -73,7 +73,7 @@ class History:
 
     @property
     def seen(self) -> Tensor:
-        """The largest magnitude of the current step so far, or NOTHING (0-d)."""
+        """The largest magnitude of the current step so far, or NOTHING, as a 0-d tensor."""
         return self.magnitudes[0]
 
     @property
@@ -87,7 +87,7 @@ class History:
         self.seen.fill_(NOTHING)
 
     def append(self, magnitude: Tensor) -> None:
-        """Add the largest magnitude of a step (0-d), drop the oldest one, and begin a new step."""
+        """Add the largest magnitude of a step, a 0-d tensor, drop the oldest one, and begin a new step."""
         self.load(torch.cat([magnitude.clamp(min=0).view(1).to(self.magnitudes.device), self.values[:-1]]))
 
     def to(self, device: torch.device) -> None:
@@ -98,7 +98,7 @@ class History:
 
 @dataclass(frozen=True)
 class Delayed:
-    """A rounding that computes the single scale of a tensor from a history.
+    """A function that rounds a tensor to a format with a single scale, which is computed from a history.
 
     Attributes:
         rounding: The format and the rounding mode.
@@ -150,7 +150,7 @@ def roll(histories: Collection[History]) -> None:
 
 
 class Histories:
-    """The histories of one model. A deep copy of the model gets a deep copy of the histories, owned by its own modules.
+    """The histories of one model. A deep copy of the model gets its own deep copy of the histories.
 
     Attributes:
         by_operand: Maps each operand, written as LAYER:ROLE, to its history.

@@ -82,7 +82,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The name of the module's class, or of the operation. Both products of attention have the same name."""
+        """The name of the module's class or of the operation. Both products of attention have the same kind."""
         if self.part is None:
             return class_of(self.module).__name__
         return SDPA if self.part in (SCORES, VALUES) else self.part
@@ -162,7 +162,7 @@ def operations_called_by(module: nn.Module) -> tuple[str, ...]:
     """
     if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
-    if isinstance(module, torch.jit.ScriptModule):  # calls its functions outside of Python
+    if isinstance(module, torch.jit.ScriptModule):  # TorchScript calls functions outside of Python
         return ()
     is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS

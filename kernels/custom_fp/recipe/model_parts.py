@@ -23,11 +23,14 @@ _BERT_OUTPUT = "attention.output.dense"
 def parts_of(model: nn.Module) -> dict[nn.Module, str]:
     """Return the output heads, routers and attention outputs of a model.
 
-    A Linear or Conv layer is an output head in two cases. First, it may be the last such layer of the whole model. It
-    must then be a direct child of the model, such as `head`, or belong to a Sequential that is a direct child. Second,
-    it may have a common name for heads (`HEAD_NAMES`), such as lm_head or cls.predictions.decoder. It must then be
-    outside of repeated blocks. If a Sequential has such a name, its last layer is the head, such as classifier.6. A
-    model with a single layer has no output head.
+    A Linear or Conv layer is an output head in two cases:
+
+    - It is the last such layer of the model, and it is a direct child of the model, such as `head`, or of a Sequential
+      that is a direct child of the model.
+    - It has a common name for heads (`HEAD_NAMES`), such as lm_head or cls.predictions.decoder, and it is outside of
+      repeated blocks. If a Sequential has such a name, its last layer is an output head, such as classifier.6.
+
+    A model with a single layer has no output head.
 
     A router is a module without children that is named gate or router and has a sibling named experts, such as mlp.gate
     next to mlp.experts. Such names can be nested, as in moe.router.gate next to moe.experts.

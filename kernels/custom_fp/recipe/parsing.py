@@ -42,7 +42,7 @@ def read_rules(typed: str, given: Any, operations: Any = None) -> list[Rule]:
     """Parse a list of rules. Error messages refer to the rules as `typed`[0], `typed`[1] and so on.
 
     Args:
-        typed: The key of the list as the user typed it.
+        typed: The key of the list as the user typed it, for error messages.
         given: The list of rules.
         operations: Patterns of the operations that a rule for '*' also selects, unless the rule sets `first` or `last`.
             A rule for a part of the model, such as router, also selects these operations in this part. True stands for

@@ -179,8 +179,8 @@ class Rules:
     def _rules_for(self, layer: Layer, role: str) -> list[Rule]:
         """Return the rules that select a layer.
 
-        Matching patterns is slow, and the result is the same for all roles in products and for all other roles. It is
-        therefore cached.
+        Matching patterns is slow. The result depends only on the layer and on whether the role is used in products, so
+        it is cached.
         """
         key = layer, bool(ROLES[role])
         if key not in self._matching:
