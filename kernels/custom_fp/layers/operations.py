@@ -150,7 +150,7 @@ def _active_mode() -> Any:
 
 
 class OperationCaller:
-    """The rounding class (see attachment.py) of modules that are not layers, but whose `forward` may call operations."""
+    """The rounding class (attachment.py) of modules that are not layers, but whose `forward` may call operations."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""

@@ -289,8 +289,8 @@ class MacCounter(TorchDispatchMode):
     def was_called(self, layer: Layer) -> bool:
         """Return whether the rules for a layer were used, or would have been used in another phase of the run.
 
-        An embedding, a normalization layer, or a layer that is not rounded in the current phase counts if it was called.
-        Any other layer or operation counts if it computed a product.
+        An embedding, a normalization layer, or a layer that is not rounded in the current phase counts if it was
+        called. Any other layer or operation counts if it computed a product.
         """
         module = layer.module
         has_no_product = layer.part is None and layer.rounding_class in (QuantEmbedding, RoundedWeight)

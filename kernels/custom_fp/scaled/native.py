@@ -171,7 +171,7 @@ def _scaling(fmt: ScaledFormat) -> _native.Scaling:
 
 
 def _fixed_scaling(fmt: ScaledFormat, amax: float) -> _native.Scaling:
-    """Return a `Scaling` whose float32 scale is computed from the given largest magnitude instead of from the tensor."""
+    """Return a `Scaling` with the float32 scale for the given largest magnitude, regardless of the tensor."""
     scale = max(amax / fmt.target, fmt.scale.format.smallest)
     parts = fmt.parts
     # parts[9] and parts[10] are the smallest and the largest allowed scale.
