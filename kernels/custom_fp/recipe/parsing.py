@@ -157,7 +157,7 @@ def _rounding(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> Qua
     cached = _cached(typed, roles, given)
     if cached is not None and (aps or history is not None):
         raise ValueError(
-            f"{typed}: cached={given['cached']} cannot be combined with aps or history; remove them"
+            f"{typed}: cached={given['cached']} cannot be combined with aps or history; remove aps and history"
         )
     if aps and (mode != NEAREST or size is not None):
         raise ValueError(f"{typed}: aps=true cannot be combined with rounding or hadamard; remove them")
