@@ -12,8 +12,9 @@ from shared_modules import shared_modules
 from cpdrun.record import RunDir, write_text
 from cpdrun.sweep import plan
 
-# The fork server of this process imports these modules once, and runs no PyTorch operator. Ranks, scripts, engines and
-# other modules are forked from it. Libraries that are not installed are skipped silently.
+# The fork server of this process imports these modules once. Ranks, scripts, engines and other modules run in processes
+# forked from it. It runs no PyTorch operator, because a process with PyTorch's threads cannot be forked safely. Modules
+# that are not installed are skipped silently.
 PRELOADED = [
     *(
         "torch",
@@ -90,7 +91,7 @@ def snapshot(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_modules(tmp_path_factory):
-    """Fork processes that need torch from the fork server of this process. tests/launch tests the real start."""
+    """Let commands run modules that need torch in processes forked from a fork server. See shared_modules.py."""
     with (
         shared_modules(tmp_path_factory.mktemp("modules") / "socket") as environ,
         pytest.MonkeyPatch.context() as patch,

@@ -1,11 +1,12 @@
-"""Run modules of cpdrun in processes forked from one process that has imported everything, to import torch only once.
+"""Run modules of cpdrun in forked processes, so that the tests import torch only once.
 
 A cpdrun command starts other processes with `python -m MODULE ARGUMENTS`: the engine that trains, and modules that
-simulate formats or build a model. Each of them would spend two to five seconds on imports.
+simulate formats or build a model. Each of these processes would spend two to five seconds on imports.
 
 The tests set CPDRUN_MODULE_RUNNER to this module, so the command runs `python -m shared_modules MODULE ARGUMENTS`
-instead. That process sends its arguments, environment, working directory and file descriptors to a server. The server
-forks a process that runs the module. tests/launch and tests/test_wheel.py test the real start.
+instead. This process sends its arguments, environment, working directory and file descriptors to a server, which has
+already imported everything. The server forks a process that runs the module. Some tests in tests/launch, and
+tests/test_wheel.py, start modules without the server.
 
 If CPDRUN_TEST_STAND_IN is set, engines only pretend to train (see tests/launch/stand_in.py).
 """
@@ -33,10 +34,10 @@ _context = multiprocessing.get_context("forkserver")
 
 @contextlib.contextmanager
 def shared_modules(path: Path):
-    """Accept requests at the socket `path`. The server starts when the first request arrives.
+    """Accept requests at the socket `path`. The server is started when the first request arrives.
 
     Yields:
-        The environment variables with which commands use the server.
+        The environment variables that make commands use the server.
     """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -53,7 +54,7 @@ def shared_modules(path: Path):
             return
         servers.append(_context.Process(target=_serve, args=(listener, is_over), daemon=True))
         servers[0].start()
-        # Without this, commands waiting for an answer would hang if the server died.
+        # If the server dies, close the listener. Otherwise, commands that wait for an answer would hang.
         if is_over not in multiprocessing.connection.wait([servers[0].sentinel, is_over]):
             listener.close()
 
@@ -78,25 +79,28 @@ def shared_modules(path: Path):
 
 
 def _serve(listener: socket.socket, is_over: socket.socket) -> None:
-    """Fork a process for each connection, and send its exit code when it ends. Kill it if the command closes first."""
+    """Fork a process for each connection and send its exit code back when it exits.
+
+    If the client disconnects first, the process is killed.
+    """
     from cpdrun.parent import die_with
 
     die_with(os.getppid())
-    multiprocessing.current_process().daemon = False  # daemonic processes must not start ranks
+    multiprocessing.current_process().daemon = False  # multiprocessing does not allow daemons to start ranks
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(is_over, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
                 if key.fileobj is is_over:
-                    # The tests ended or were killed. Linux kills the forked processes when this process ends.
+                    # The tests have ended or were killed. Linux kills the forked processes when this process exits.
                     os._exit(0)
                 elif key.fileobj is listener:
                     connection, _ = listener.accept()
                     data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
                     while not data.endswith(b"\n") and (more := connection.recv(1 << 20)):
                         data += more
-                    if not data.endswith(b"\n"):  # the command was killed before it had sent its request
+                    if not data.endswith(b"\n"):  # The command was killed while it sent its request.
                         for descriptor in (*descriptors, connection.detach()):
                             os.close(descriptor)
                         continue
@@ -110,7 +114,8 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
                     selector.register(connection, selectors.EVENT_READ, (pid, ended, connection))
                     selector.register(ended, selectors.EVENT_READ, (pid, ended, connection))
                 elif key.data[1] in selector.get_map():
-                    # Its two events may be handled in one pass of this loop. The condition skips the second.
+                    # The process has ended, or its client has disconnected. If both happen in one pass of this loop,
+                    # the condition skips the second event.
                     pid, ended, connection = key.data
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -124,7 +129,7 @@ def _serve(listener: socket.socket, is_over: socket.socket) -> None:
 
 
 def _run(request: dict, output: int, errors: int, control: int | None = None) -> None:
-    """Run the requested module in this process, which was forked for this request. Never returns."""
+    """Run the requested module in this process, which was forked for the request, and exit."""
     from cpdrun.parent import die_with
 
     code = 1
@@ -160,7 +165,8 @@ def _engine() -> ModuleType:
 def _main(module: str, words: list[str]) -> int:
     """Run a module as `python -m` does, and return its exit code."""
     if "--parent" in words:
-        # This process is not a child of that parent. The server kills it after the parent ends.
+        # This process is not a child of the given parent, so the module must not check this. The server kills the
+        # process after the parent ends.
         at = words.index("--parent")
         del words[at : at + 2]
     sys.argv = [module, *words]

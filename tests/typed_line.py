@@ -1,7 +1,7 @@
-"""Run a command line as a reader of the documentation would, in a folder of their own.
+"""Run a command line in a separate folder, as a reader of the documentation would.
 
-A `cpdrun ...` command runs in its own process. The fork server of tests/conftest.py forks it, so it does not import
-torch again. A shell runs lines with a pipe or a redirection.
+A `cpdrun ...` command runs in a process of its own, forked from the fork server of tests/conftest.py, so that it does
+not import torch again. Command lines with a pipe or a redirection are run by a shell.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ _context = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class Ended:
-    code: int | None  # None if the process was killed at the deadline
+    code: int | None  # the exit code, or None if the process was still running at the deadline
     said: str
     complained: str
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 CONF = Path(custom_fp.__file__).parent / "conf" / "recipe"
-FOR_EXPERTS = {"moe_parts"}  # refuses models without experts; test_model_parts.py applies it
+FOR_EXPERTS = {"moe_parts"}  # This recipe rejects models without experts. test_model_parts.py tests it.
 RECIPES = sorted({path.stem for path in CONF.glob("*.yaml")} - FOR_EXPERTS)
 POSTCARD_LINES, POSTCARD_COLUMNS = 36, 120
 # of the gradient's length: what the formats' digits let expect (2^-9 .. 2^-2 a value), with room for what cancels

@@ -136,8 +136,8 @@ def sums(name, device="cpu", blocks=True):
     roundings = [*Rounding, "stochastic_8", "stochastic_even_6"]
     first = [*FLOATS, *TABLES].index(name)
     for i, rule in enumerate(rules(name, roundings)):
-        # There are four combinations of dtype and Kahan summation. To save time, each format tests two of them
-        # for each rule. The next format in the list tests the other two.
+        # There are four combinations of dtype and Kahan summation. To save time, only two of them are tested for each
+        # rule. The other two are tested with the next format in the list.
         kahan = (first + i) % 2 == 0
         how, other = {"kahan": kahan, **rule}, {"kahan": not kahan, **rule}
         yield f"accumulate {how}", custom_fp.accumulate(terms, fmt, **how)
@@ -342,7 +342,7 @@ def test_results_do_not_depend_on_threads(name):
 
 
 class _Quotients(TorchDispatchMode):
-    """Records each Python number by which a tensor is divided, unless it is a power of two."""
+    """Records each Python number by which a tensor is divided. Powers of two are not recorded."""
 
     def __init__(self):
         super().__init__()
@@ -356,7 +356,10 @@ class _Quotients(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", BLOCKS, ids=str)
 def test_no_tensor_is_divided_by_a_python_number(name):
-    """On a GPU, `x / 3.0` is not correctly rounded, because PyTorch multiplies by the reciprocal of a Python number."""
+    """The reference divides tensors only by tensors or powers of two.
+
+    On a GPU, `x / 3.0` is not correctly rounded, because PyTorch multiplies by the reciprocal of a Python number.
+    """
     fmt, x = custom_fp.parse(name), normal(6, 140)
     with in_reference(), _Quotients() as quotients:
         custom_fp.quantize(x, fmt)

@@ -202,7 +202,7 @@ def test_several_models_are_counted_together_under_their_names():
 
 
 def test_counting_may_begin_during_a_forward_pass():
-    """Products are assigned only to modules whose forward begins while counting."""
+    """Products are assigned only to modules whose forward pass starts after counting has begun."""
     inner, counters = nn.Linear(4, 4), []
 
     def count(*_: object) -> None:

@@ -24,8 +24,8 @@ def _has_nvrtc():
 def test_a_part_of_each_kind_has_its_kernels_and_compiles():
     """Compile one rounding mode of each kind of kernel that ptx/test_ptx.py does not compile.
 
-    Large kinds are compiled to PTX for the older architecture, and the others to machine code for the newer one. The
-    fixture `kernels` compiles all rounding modes with g++.
+    Large kernels are compiled to PTX for the older architecture. All others are compiled to machine code for the newer
+    architecture. The fixture `kernels` compiles all rounding modes with g++.
     """
     kinds = {}
     for name in cuda.KERNELS:

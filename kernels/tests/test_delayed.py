@@ -88,7 +88,7 @@ def test_compiled_kernels_give_the_bits_of_the_reference(name, rounding, n):
     if not fmt.takes_rounding and rounding != "nearest_even":
         pytest.skip("the format rounds to nearest only")
     for scale in (1.0, 1e-38, 1e-44, 1e30):
-        # The largest magnitude of the previous steps, divided by the largest magnitude of x.
+        # The ratio of the largest magnitude in the previous steps to the largest magnitude in x.
         for past in (0.0, 0.4, 1.0, 2.5):
             x = torch.randn(n, generator=generator) * scale
             found = []
@@ -133,8 +133,8 @@ def trained(make_step, run=lambda model, x: model(x)):
     """Train a model for a few steps. Return the losses, the final weights and the final histories.
 
     Args:
-        make_step: Creates optimizers for a model. Returns a function that runs their steps.
-        run: Computes the output of a model for a batch.
+        make_step: A function that creates optimizers for a model and returns a function that runs their steps.
+        run: A function that computes the output of a model for a batch.
     """
     model = mlp()
     applied = custom_fp.apply_recipe(model, [RULE | {"history": 3}])
@@ -200,7 +200,7 @@ def test_accumulated_gradients_belong_to_one_step():
         for x in xs:
             model(x).sum().backward()
         optimizer.step()
-        optimizer.step()  # does not change the histories, because nothing was recorded since the first call
+        optimizer.step()  # does not change the histories, because nothing was recorded after the first call
         assert applied.state_dict()["0:input"][0] == torch.stack(xs).abs().max()
     assert (applied.state_dict()["0:input"] > 0).all()
 
@@ -240,7 +240,7 @@ def test_a_compiled_model_with_attention_has_the_bits_of_the_model():
 
 
 def test_a_pickled_recipe_keeps_its_histories():
-    """A pickled model loses its rules, but a pickled `Applied` contains the model, the rules and the histories."""
+    """A pickled model has no rules, but a pickled `Applied` contains the model, the rules and the histories."""
     model = mlp()
     applied = custom_fp.apply_recipe(model, "fp8_delayed")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

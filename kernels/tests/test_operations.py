@@ -1,4 +1,7 @@
-"""Rounding of operations that a module calls in its forward. They are rounded like layers, and only in that module."""
+"""Test the rounding of operations that a module calls in its forward.
+
+The operations are rounded like layers. Calls to the same functions in other modules are not rounded.
+"""
 
 import copy
 import operator
@@ -194,9 +197,9 @@ class Nested(nn.Module):
 
 
 def test_a_rule_does_not_round_the_calls_of_other_modules():
-    """A rule rounds only calls in the forward of the modules that it selects, not calls in other modules.
+    """A rule rounds only calls in the forward of the selected modules, not calls in other modules.
 
-    Rules for `linear()` do not affect PyTorch's own layers, although these call F.linear, too.
+    Rules for `linear()` do not affect PyTorch's own layers, although these layers also call F.linear.
     """
     torch.manual_seed(0)
     net, x = Nested(), torch.randn(2, 4, 8)
@@ -382,7 +385,10 @@ def test_functional_convolutions_compute_the_same_bits_as_layers(layer, shape, a
 
 
 class Experts(nn.Module):
-    """Experts whose weights form one tensor, as in transformers and torchtitan. One grouped product runs them all."""
+    """Experts whose weights are stacked in one tensor, as in transformers and torchtitan.
+
+    One grouped matrix product computes all experts.
+    """
 
     def __init__(self, experts, inputs, outputs, function=torch._grouped_mm):
         super().__init__()
@@ -436,7 +442,7 @@ def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
 
 
 def test_all_forms_of_grouped_products_equal_those_of_pytorch():
-    """The tolerance covers sums in another order and the rounding of results to e8m22.
+    """The tolerance covers a different summation order and the rounding of results to e8m22.
 
     There are at most 16 products, and their partial sums are below 16. In another order, each of these sums may differ
     by 2^-24 of 16, which adds up to 16 x 16 x 2^-24 = 2^-16. Rounding changes a result below 16 by less than
@@ -491,7 +497,8 @@ def test_compiled_experts_compute_the_same_bits():
 def test_a_recipe_may_apply_to_all_products():
     """With `operations: true`, rules for '*' also select all operations, including attention.
 
-    Rules with `last` still select only layers. With a list of operations, rules for '*' select only these operations.
+    Rules with `last` still select only layers. If `operations` is a list, rules for '*' select only the operations in
+    the list, in addition to layers.
     """
 
     class Model(nn.Module):
@@ -659,7 +666,7 @@ def test_results_of_functions_and_their_gradients_are_rounded(name, function):
     (found,) = torch.autograd.grad(model(x, y), x, error)
     (dx,) = torch.autograd.grad(plain(x, y), x, custom_fp.quantize(error, "e3m0"))
     assert torch.equal(found, dx)
-    torch._dynamo.reset()  # each case recompiles the same code, and PyTorch limits the number of recompilations
+    torch._dynamo.reset()  # Each case recompiles the same code, and PyTorch limits the number of recompilations.
     assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(x, y), expected)
 
 
@@ -677,7 +684,7 @@ def test_rules_for_activations_do_not_select_functions_by_a_wildcard():
 
 
 def test_layers_are_recognized_in_a_model_with_a_recipe():
-    """`layers_of` returns the same layers and operations, although a recipe replaces the classes of modules."""
+    """`layers_of` returns the same layers and operations after a recipe has replaced the classes of the modules."""
 
     def descriptions(model):
         return [(x.names, x.kind, x.multiplies, x.must_be_named, x.rounding_class) for x in layers_of(model)]
@@ -720,7 +727,7 @@ def test_modules_that_are_checkpointed_compute_the_same_bits(use_reentrant):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_modules_without_python_code_or_weights_are_left_alone():
-    """A recipe does not round TorchScript modules, nor lazy layers, whose size is not known yet."""
+    """A recipe rounds neither TorchScript modules nor lazy layers, whose size is not yet known."""
     for operations in (False, True):
         model = nn.Sequential(
             nn.Linear(8, 8), torch.jit.trace(Residual(), torch.randn(2, 4, 8)), nn.LazyLinear(4)

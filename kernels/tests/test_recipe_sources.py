@@ -41,7 +41,7 @@ def torchao_rowwise(x, axis):
 
 @pytest.mark.parametrize("name", KNOWN["recipes"])
 def test_row_scaled_recipes_equal_torchaos_emulation(name):
-    """Compare stored results of torchao with a formula for its emulation and with the layer of our recipe."""
+    """Compare stored results of torchao with a formula for its emulation, and with our layer under the same recipe."""
     x, w, dy = (torch.tensor(KNOWN[key]).float() for key in ("x", "w", "dy"))
     layer = nn.Linear(*w.shape[::-1], bias=False)
     layer.weight.data = w
@@ -83,7 +83,7 @@ def test_the_hadamard_transform_equals_that_of_transformer_engine():
 def test_a_block_scale_that_underflows_becomes_the_smallest_scale():
     """TransformerEngine rounds the scale of a block, amax / 6 / t, to e4m3fn. This scale can become 0.
 
-    Our scale becomes the smallest positive one instead, so the block keeps its larger values.
+    Our scale becomes the smallest positive scale instead, so the larger values of the block do not become 0.
     """
     x = torch.zeros(1, 32)
     small = torch.tensor([2.0**-10.5, 2.0**-11.5, 2.0**-13])
@@ -97,7 +97,7 @@ def test_a_block_scale_that_underflows_becomes_the_smallest_scale():
 
 
 def two_layers():
-    """Return a model of a layer and an output head, an input, and the weight of the layer."""
+    """Return a model that consists of a layer and an output head, an input for it, and the weight of the layer."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 48, bias=False), nn.Linear(48, 5, bias=False))
     return net, torch.randn(32, 64), net[0].weight.detach().clone()
@@ -137,7 +137,7 @@ def test_nvfp4_rtx50_has_no_transform_and_no_stochastic_rounding():
 def test_the_weight_gradient_reads_cached_inputs(cached):
     torch.manual_seed(0)
     layer, x, dy = nn.Linear(256, 40, bias=False), torch.randn(4, 64, 256), torch.randn(4, 64, 40)
-    # Some cached values become subnormals of e4m3fn, which have fewer digits.
+    # Some cached values become subnormal in e4m3fn, where they have fewer significant bits.
     x *= 2.0 ** -torch.randint(16, x.shape)
     w, name = layer.weight.detach().clone(), ALL["format"]
     rules = [
@@ -156,9 +156,9 @@ def test_the_weight_gradient_reads_cached_inputs(cached):
 
 
 def test_weight_gradients_of_convolutions_and_emulated_accumulators_read_cached_inputs():
-    """The input is cached in e8m1 and then read in bf16, which represents all values of e8m1.
+    """The input is cached in e8m1 and then read in bf16. Since bf16 represents all values of e8m1, it changes nothing.
 
-    So every kernel must compute the weight gradient from the e8m1 values.
+    Every kernel must therefore compute the weight gradient from the e8m1 values.
     """
     torch.manual_seed(0)
     cached = {
@@ -204,9 +204,9 @@ def test_power_of_two_scales_change_only_the_exponents_of_deepseeks_sums():
 
 
 def test_mxfp8_may_round_the_weights_of_norms():
-    """With the scales of OCP MX, all weights from 0.9 to 0.99 become 0.875.
+    """With the scales of OCP MX, all weights between 0.9 and 0.99 become 0.875.
 
-    The scale maps them to values above the largest value of e4m3fn, so they saturate.
+    Divided by the scale, these weights exceed the largest value of e4m3fn, so they saturate.
     """
     net, x = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)), torch.randn(8, 64)
     net[1].weight.data.uniform_(0.9, 0.99)

@@ -1,4 +1,7 @@
-"""Recipes on models that are wrapped before or after: fully_shard, parametrizations, LoRA and tensor parallelism."""
+"""Test recipes on models that are wrapped with fully_shard, parametrizations, LoRA or tensor parallelism.
+
+A model may be wrapped before or after the recipe is applied.
+"""
 
 import copy
 import subprocess
@@ -66,7 +69,7 @@ def test_a_parametrized_layer_is_found_by_its_class():
 
 
 class Lora(nn.Module):
-    """A layer with a low-rank adapter: the output of the layer plus that of two small trained matrices, as in peft."""
+    """A layer with a low-rank adapter, as in peft: two small trained matrices, whose output is added to the layer's."""
 
     def __init__(self, base):
         super().__init__()

@@ -1,7 +1,7 @@
 """Test the coverage that cpdrun counts in a script's first training step.
 
-It equals the coverage of the model outside a script, counting does not change any result, and coverage that cannot be
-counted is reported as such instead of guessed.
+The coverage must equal that of the model outside a script, and counting must not change any result. If the coverage
+cannot be counted, cpdrun must report this instead of guessing.
 """
 
 import copy
@@ -165,7 +165,7 @@ def test_layers_that_are_never_called_are_listed(intercept, capsys) -> None:
 
 
 def test_a_layer_with_a_replaced_forward_is_not_rounded_and_is_listed(intercept) -> None:
-    """accelerate replaces the forward of offloaded layers in the same way, before the rules are applied."""
+    """accelerate, too, replaces the forward of offloaded layers before the rules are applied."""
     interceptor = intercept(E4M3)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     model[1].forward = functools.partial(nn.Linear.forward, model[1])
@@ -246,7 +246,7 @@ def test_a_step_with_a_closure_is_counted(intercept) -> None:
 
 
 def test_a_model_of_which_only_parts_are_called_is_counted(intercept) -> None:
-    """Like Lightning, the script calls the parts of the model, but never the model itself."""
+    """Like Lightning, the script calls submodules of the model, but never the model itself."""
     interceptor = intercept(E4M3)
     model = nn.ModuleDict({"first": nn.Linear(4, 8), "second": nn.Linear(8, 3)})
     train(model, call=lambda x: model["second"](model["first"](x[:, :, 0])))

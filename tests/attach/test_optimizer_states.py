@@ -1,4 +1,7 @@
-"""precision.optimizer_state in scripts: states are rounded after each step, to the same bits as in built-in runs."""
+"""Test precision.optimizer_state in scripts.
+
+Optimizer states are rounded after each step. Their bits must equal those of cpdrun's own training loop.
+"""
 
 import io
 from collections.abc import Callable
@@ -96,7 +99,7 @@ def test_a_script_resumes_from_its_own_checkpoint(intercept) -> None:
 
 
 class Nested(Optimizer):
-    """An optimizer whose state of a parameter contains a list of tensors, as in Shampoo."""
+    """An optimizer whose state for a parameter contains a list of tensors, as in Shampoo."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})

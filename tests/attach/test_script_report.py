@@ -105,7 +105,7 @@ def test_a_search_for_a_metric_of_unknown_direction_is_an_error(here):
 
 
 def rounded(share):
-    """Return the recorded products of a script that rounds the given share of its multiply-accumulates."""
+    """Return the record of the products of a script that rounds the given share of its multiply-accumulates."""
     formats = {"bf16": share, "fp32": 1 - share}
     by_format = [
         {"a": name, "b": name, "accumulator": "fp32", "macs": 1e6 * part} for name, part in formats.items()
@@ -156,7 +156,7 @@ def test_a_search_does_not_certify_a_recipe_with_a_small_coverage(here, products
 
 
 def test_candidates_with_the_recipe_of_their_baseline_need_no_coverage(here):
-    """Only gradient formats are compared here. The candidates round the same products as the baseline."""
+    """The candidates differ only in gradient formats, so they round the same products as the baseline."""
     sweep = made(["format=fp32,e4m3", "recipe=bf16", "seed=0,1,2"], by_format)
     for run in sweep.runs():
         write_json(run.done, read_json(run.done) | {"products": rounded(0.1)})

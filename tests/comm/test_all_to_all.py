@@ -1,4 +1,4 @@
-"""The all-to-all exchange of tokens in a number format, and the exchange of their gradients."""
+"""Test the all-to-all exchange of tokens, and of their gradients, in number formats."""
 
 import custom_fp
 import pytest
@@ -8,7 +8,7 @@ from ranks import run_ranks
 
 from cpdrun.comm import all_to_all, emulate_all_to_all
 
-# COUNTS[i][j] is the number of rows that rank i sends to rank j. Some ranks send no rows to some others.
+# COUNTS[i][j] is the number of rows that rank i sends to rank j. Some of these numbers are 0.
 COUNTS = [[2, 0, 3], [1, 4, 0], [0, 0, 5]]
 FORMATS = ["fp32", "bf16", "e4m3", "mxfp4", "int4_affine_b32"]
 

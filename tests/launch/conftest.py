@@ -21,7 +21,7 @@ MakeJob = Callable[..., Job]
 
 @contextlib.contextmanager
 def playing() -> Iterator[None]:
-    """Let engines started in this context only pretend to train. shared_modules.py forks them from the fork server."""
+    """Let all engines that are started in this context only pretend to train, as stand_in.py describes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STAND_IN_VARIABLE, "1")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))

@@ -1,14 +1,14 @@
 """An engine whose ranks only pretend to train. The config of a run says what its ranks do.
 
-    python -m stand_in cpdrun.train.engine --warm FD ...      the engine, with ranks that pretend to train
-    python -m stand_in MODULE ...                             any other module, unchanged
+    python -m stand_in cpdrun.train.engine --warm FD ...      run the engine, with ranks that pretend to train
+    python -m stand_in MODULE ...                             run any other module, unchanged
 
 `act` is finish, diverge, crash, out_of_memory, exit (with `code`), kill (itself), silent (leaves no result),
 once_killed (kills itself on the first attempt) or daemon (leaves a process behind). Each of `epochs` takes `epoch_s`
 seconds. Like a real run, it records its epochs (in `trace.txt` of the run), continues after the last recorded epoch,
 and stops if the preempt file exists. With `meet`, the ranks form a process group and sum their numbers. The rank
-`absent` never joins. The check before the start kills itself if `kill_check` is set. Otherwise, it empties the file
-`slow_check` and waits while this file exists.
+`absent` never joins. If `kill_check` is set, the check before the start kills its own process. Otherwise, if
+`slow_check` names a file, the check empties the file and waits until it is deleted.
 """
 
 import os

@@ -45,7 +45,7 @@ def launcher(sweep):
 
 @pytest.fixture
 def own_engine(monkeypatch):
-    """Let launchers start the engine as a child that inherits their signal settings, instead of forking it."""
+    """Let launchers start the engine as their own child, so that it inherits their signal settings."""
     monkeypatch.setenv(RUNNER_VARIABLE, "stand_in")
 
 

@@ -1,4 +1,4 @@
-"""Compare the Llama with experts with a loop over tokens, and test the rounding of its exchanges."""
+"""Compare LlamaMoE with a plain loop over tokens and experts, and test the rounding of exchanged tokens."""
 
 import pytest
 import torch

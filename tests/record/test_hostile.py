@@ -107,7 +107,7 @@ def _in_this_process(command, **options):
     assert command[1] == "-m" and MODULE in command[2:4], command
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
-        # Leave out --parent, because this process is not a child of itself.
+        # Leave out --parent, because it names this process, which is not its own child.
         code = observe(command[command.index(MODULE) + 1 : command.index("--parent")])
     return CompletedProcess(command, code, out.getvalue())
 

@@ -202,7 +202,7 @@ def test_failed_and_unreadable_runs_have_ended(new_sweep):
 
 def test_the_command_prints_the_address_and_ends_with_ctrl_c(running):
     command = [sys.executable, "-m", "cpdrun.cli", "report", "--serve", str(running.dir.path)]
-    # If a shell runs these tests in the background, they ignore SIGINT, and the command would inherit this.
+    # A shell makes background processes ignore SIGINT. If the tests run in the background, the command inherits this.
     default_signal = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=default_signal) as process:
         address = process.stdout.readline().split()[0]

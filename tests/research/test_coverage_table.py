@@ -11,7 +11,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts" / "research" / "formats"
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["Mixtral", "Llama, eager", "GPT-2", "Mamba-2"])
 def test_all_products_of_an_architecture_are_rounded(name, monkeypatch):
-    """The four models test different products.
+    """The four models contain different kinds of products.
 
     Mixtral has experts. The eager Llama computes attention with matmul. GPT-2 has Conv1D layers. Mamba-2 calls einsum
     and convolutions.

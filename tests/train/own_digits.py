@@ -1,4 +1,4 @@
-"""A user's own datasets, outside the package: augmented digits, digits as a stream, and random images."""
+"""Datasets that a user defines outside the package: augmented digits, digits as a stream, and random images."""
 
 import torch
 from torch.utils.data import IterableDataset, TensorDataset

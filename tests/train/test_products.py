@@ -86,7 +86,7 @@ def test_env_lists_the_emulated_products(make_run, train_here, capfd, typed, kin
 
 
 def test_rules_of_later_steps_are_not_refused(make_run, train_here):
-    """The check before the start counts the products of the first step. This rule is active only in the second step."""
+    """The check before the run counts only the first step, in which this rule is not yet active."""
     rule = "{modules:'*',role:weight,format:e4m3,steps:[1,2]}"
     typed = "format=fp32", "aps=false", "epochs=1", "max_steps=2", "data.test_fraction=0.9"
     assert train_here(make_run(*typed, f"precision.rules=[{rule}]")) == 0

@@ -99,7 +99,7 @@ def test_splits_and_stops_change_no_bit(make_run, in_ranks, train_here, monkeypa
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.gpu) for case in [*CASES, "ResNet18"]])
 def test_ranks_that_share_a_gpu_change_no_bit(make_run, in_ranks, train_here, monkeypatch, tmp_path, case):
-    """Like the previous test, but all ranks share one GPU. The test also fails if a GPU kernel is not deterministic."""
+    """Like the previous test, but all ranks share one GPU. The test also detects nondeterministic GPU kernels."""
     monkeypatch.chdir(tmp_path)
     compare(make_run, in_ranks, train_here, (*(CASES | {"ResNet18": RESNET})[case], "device=cuda"))
 

@@ -26,7 +26,7 @@ from torch import Tensor
 SEED = 2**40 + 7
 OFFSETS = [0, 100, 2**40 + 13]  # of an element's index, for its random bits
 LENGTHS = [1, 3, 5, 511, 2047, 2048, 2049, 4099]
-# Kernels of most kinds, each in one rounding mode. test_cuda_source.py compiles a kernel of each of the other kinds.
+# One kernel of each of these kinds, in one rounding mode. test_cuda_source.py compiles kernels of all other kinds.
 SOME_KERNELS = {
     *("quantize_nearest_even_f32", "quantize_nearest_even_f64", "pack_nearest_even"),
     *("accumulate_toward_zero", "accumulate_packed_toward_zero", "put_addresses", "matmul_plain"),
