@@ -118,8 +118,9 @@ def result(tally: Tally, config: Mapping[str, Any], seconds: float, attached: Ma
         tally: Everything that the script logged.
         config: The run's config.
         seconds: The wall time of the script.
-        attached: The recorded facts about what was intercepted (`attached_facts`). The result contains the bytes sent,
-            the number of gradient values, the longest chain of rounded additions, and the operations of the first step.
+        attached: The recorded facts about what was intercepted (`attached_facts`). Of these, done.json contains the
+            bytes sent, the number of gradient values, the longest chain of rounded additions, and the operations of the
+            first step.
 
     Raises:
         NoResultError: The deciding metric was not logged.

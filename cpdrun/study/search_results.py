@@ -37,7 +37,7 @@ class RunResults:
         core_seconds: The sum of wall time x processes x threads over these runs.
         fingerprints: The known fingerprints of runs, keyed by cell name and seed.
         metrics: All metrics of each run with a value, keyed by cell name.
-        products: The recorded products of a training step, keyed by cell name.
+        products: The entry `products` of a run's done.json, keyed by cell name.
         classes: The number of classes. NaN if unknown.
         samples: The number of test samples. NaN if unknown.
         compared: The compared metric, with default decimals. None until a run has ended.

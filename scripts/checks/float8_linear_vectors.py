@@ -4,7 +4,8 @@
 
 The script runs torchao's Float8Linear with emulate=True on the CPU. It uses no code from custom_fp. The operands are
 integers, most of which e4m3fn cannot represent exactly, and their magnitudes differ from row to row. All sums of
-products are exact in float32, so the results do not depend on the order of summation. They are stored as integers.
+products are exact in float32, so the results do not depend on the order of summation. The results are stored as
+integers.
 """
 
 import argparse

@@ -120,7 +120,7 @@ def test_collectives_of_any_backend_give_the_same_bits() -> None:
 
 
 def reduce_through_host_memory() -> list[torch.Tensor]:
-    # Copy tensors that are already on the CPU, too, as if they were on a GPU. This affects only this rank's process.
+    # Copy tensors as if they were on a GPU, although they are on the CPU. This affects only this rank's process.
     Communicator._must_copy = lambda self, x: True
     sync = make("hierarchical aps", 6)
     return reduce(sync, [odd_gradients(w) for w in sync.workers.local])

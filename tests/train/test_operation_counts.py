@@ -39,7 +39,7 @@ def test_attention_is_two_products_and_their_gradients():
     assert of_attention == 2 * 2 * 3 * (2 * 8 * 8 * 4), (
         "layers, products, their gradients, 2 heads of width 4"
     )
-    # PyTorch also counts a product that its attention kernel computes a second time in the backward pass.
+    # PyTorch also counts the product that its attention kernel computes again in the backward pass.
     again = 2 * (2 * 8 * 8 * 4)
     assert coverage.total == counted_by_torch(model, x) - again
 

@@ -175,9 +175,7 @@ class FirstStepCoverage:
     def _after_step(self, optimizer: Optimizer, _args: tuple, _kwargs: dict[str, Any]) -> None:
         if self.is_over:
             self._stop_counting()
-        elif (
-            self._counter is not None
-        ):  # Counting may have begun in a closure that the optimizer step called.
+        elif self._counter is not None:  # counting may have begun in a closure that the step called
             number = self.script.number_of(optimizer)
             self._stepped.add(number)
             self._counter.is_paused = False
