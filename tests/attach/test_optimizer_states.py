@@ -172,6 +172,6 @@ def test_states_of_shards_are_rounded(intercept) -> None:
         assert all(map(same_bits, found, expected))
     for found in run_ranks(2, sharded, "mxfp8_e4m3"):
         assert found == (
-            "precision.optimizer_state=mxfp8_e4m3 has scales for blocks of elements, which fully_shard would divide. "
-            "Use a format without scales, such as bf16 or e5m2"
+            "precision.optimizer_state=mxfp8_e4m3 has scales for blocks of elements, but fully_shard would split these "
+            "blocks. Use a format without scales, such as bf16 or e5m2"
         )

@@ -311,7 +311,7 @@ def test_a_pattern_that_matches_no_layer_is_an_error_after_two_steps(intercept) 
             r"precision.weights=e4m3 is not available in scripts, .* precision.rules=\[{modules",
         ),
         (("precision.loss_scale=8",), "precision.loss_scale=8: a script must scale its loss itself"),
-        (("precision.update=e5m2",), "precision.update=e5m2 .* Leave precision.update out"),
+        (("precision.update=e5m2",), "precision.update=e5m2 .* Remove precision.update"),
     ],
 )
 def test_unsupported_settings_are_errors_before_the_script_starts(typed: tuple, said: str) -> None:

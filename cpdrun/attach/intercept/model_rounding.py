@@ -283,8 +283,8 @@ class StateRounding:
         sharded = [p for p in parameters if isinstance(p, DTensor) and optimizer_state(optimizer, p)]
         if sharded and parse(self.format).has_scales:
             raise UserError(
-                f"{self.typed}optimizer_state={self.format} has scales for blocks of elements, which fully_shard would "
-                "divide. Use a format without scales, such as bf16 or e5m2"
+                f"{self.typed}optimizer_state={self.format} has scales for blocks of elements, but fully_shard would "
+                "split these blocks. Use a format without scales, such as bf16 or e5m2"
             )
         with torch.no_grad():
             self._rounding.round_state(optimizer, parameters)
@@ -364,6 +364,6 @@ def _check_is_possible(precision: Any) -> None:
         )
     if isinstance(precision, Formats) and (update := precision.optimizer_rounding.update):
         raise UserError(
-            f"precision.update={update} is not available in scripts, whose optimizers compute their steps in float32. "
-            "Leave precision.update out, or set precision.optimizer_state to round the state of the optimizer"
+            f"precision.update={update} is not available in scripts, because their own optimizers compute the steps in "
+            "float32. Remove precision.update, or set precision.optimizer_state to round the state of the optimizer"
         )
