@@ -165,8 +165,8 @@ def _engine() -> ModuleType:
 def _main(module: str, words: list[str]) -> int:
     """Run a module as `python -m` does, and return its exit code."""
     if "--parent" in words:
-        # Remove the option, because this process is not a child of the given parent. The server kills this process
-        # after the parent ends.
+        # Remove this option: the process is a child of the server, not of the given parent. The server kills the
+        # process after the parent ends.
         at = words.index("--parent")
         del words[at : at + 2]
     sys.argv = [module, *words]

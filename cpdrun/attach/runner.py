@@ -152,10 +152,10 @@ def _was_attached(interceptor: Interceptor, facts: Any) -> bool:
 
 
 def _record_early(interceptor: Interceptor, run: RunDir) -> None:
-    """Write what was intercepted to env.json while the script runs, not only when it ends.
+    """Write the description of what was intercepted into env.json while the script is still running.
 
     env.json is written after the first step, after each step that exchanges more parameters than before, and after the
-    step in which the count of the products ends.
+    step in which the counting of products ends.
 
     This matters if a script is killed between its last checkpoint and its end. Its next attempt then takes no step, so
     only env.json shows what was intercepted in the earlier steps.

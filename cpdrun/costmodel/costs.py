@@ -98,7 +98,7 @@ def rounded_share(products: dict[str, Any] | None) -> float:
 
 
 def not_counted(groups: Iterable[Group]) -> dict[str, str]:
-    """Return a dict that maps each candidate whose products were not counted to the reason.
+    """Return the candidates whose products were not counted, each with the reason.
 
     Groups of a study that compares the formats of exchanged gradients are left out, because these formats do not affect
     products.

@@ -444,9 +444,9 @@ def test_grouped_products_compute_the_same_bits_as_a_loop_of_linear_layers(how):
 def test_all_forms_of_grouped_products_equal_those_of_pytorch():
     """The tolerance covers a different summation order and the rounding of results to e8m22.
 
-    There are at most 16 products, and their partial sums are below 16. In another order, each of these sums may differ
-    by 2^-24 of 16, which adds up to 16 x 16 x 2^-24 = 2^-16. Rounding changes a result below 16 by less than
-    16 x 2^-23 = 2^-19.
+    There are at most 16 products, and their partial sums are below 16. With another order of summation, each of these
+    sums may have an error of up to 16 x 2^-24, which adds up to 16 x 16 x 2^-24 = 2^-16. Rounding changes a result
+    below 16 by less than 16 x 2^-23 = 2^-19.
     """
     torch.manual_seed(0)
     ends, ordered = torch.tensor([4, 4, 12], dtype=torch.int32), torch.tensor([3, 8, 12], dtype=torch.int32)
@@ -497,8 +497,8 @@ def test_compiled_experts_compute_the_same_bits():
 def test_a_recipe_may_apply_to_all_products():
     """With `operations: true`, rules for '*' also select all operations, including attention.
 
-    Rules with `last` still select only layers. If `operations` is a list, rules for '*' select only the operations in
-    the list, in addition to layers.
+    Rules that set `last` still select only layers. If `operations` is a list, rules for '*' select only the
+    operations in the list, in addition to layers.
     """
 
     class Model(nn.Module):

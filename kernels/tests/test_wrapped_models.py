@@ -69,7 +69,7 @@ def test_a_parametrized_layer_is_found_by_its_class():
 
 
 class Lora(nn.Module):
-    """A layer with a low-rank adapter, as in peft: two small trained matrices, whose output is added to the layer's."""
+    """A layer with a low-rank adapter, as in peft: the output of two small matrices is added to that of the layer."""
 
     def __init__(self, base):
         super().__init__()

@@ -15,7 +15,7 @@ KILLS = 2
 
 @pytest.fixture
 def soak_search(monkeypatch):
-    monkeypatch.delenv(STAND_IN_VARIABLE)  # the runs train instead of pretending to
+    monkeypatch.delenv(STAND_IN_VARIABLE)  # these runs really train instead of simulating it
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts" / "checks")
     import soak_search
 

@@ -223,7 +223,7 @@ class FirstStepCoverage:
         self._check_called(self._counter.entered, self.coverage.never_called)
 
     def _check_called(self, entered: set[nn.Module], never_called: list[str]) -> None:
-        """Raise UserError if, in every model that ran, some rule selects only layers that never ran."""
+        """Raise UserError if every model that ran has a rule whose selected layers were all left out."""
         errors = []
         called = {
             prefix: check
@@ -240,7 +240,10 @@ class FirstStepCoverage:
 
     @property
     def summary(self) -> str:
-        """The shares of the formats, such as "nvfp4 86 %, bf16 14 %, float32 0 %", or why the step was not counted."""
+        """The share of multiply-accumulates in each format, or why the step was not counted.
+
+        An example is "nvfp4 86 %, bf16 14 %, float32 0 %".
+        """
         return self.coverage.summary() if self.coverage is not None else f"not counted: {self.problem}"
 
     def products(self) -> dict[str, Any] | None:
@@ -266,8 +269,8 @@ class FirstStepCoverage:
         """Return the entry `products` of done.json.
 
         Returns:
-            None until the count has ended. Then the operations of one worker's step, see `operations_entry`. If they
-            are unknown, the dictionary contains only the key `problem`, the reason.
+            None until the count has ended. After that, a dictionary of the operations in one worker's step (see
+            `operations_entry`). If they are unknown, its only key is `problem`, with the reason.
         """
         if not self.is_over:
             return None

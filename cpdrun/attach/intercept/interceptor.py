@@ -174,9 +174,9 @@ class Interceptor:
         Returns:
             A dictionary with four keys.
 
-            gradients: The ways in which gradients were exchanged; the number of workers, parameters and values; the
-                parameters that stayed in float32; the parameters whose gradients were not exchanged; and the bytes of
-                the latest step.
+            gradients: How gradients were exchanged; the number of workers, parameters and values; the
+                parameters that stayed in float32; the parameters whose gradients were not exchanged; and the bytes
+                sent in the latest step.
             products: A dictionary. `rounded` contains the rounded layers, and `in_fp32` the layers that multiply in
                 float32. After the first step, `step` contains the multiply-accumulates of a step, grouped by the
                 formats that they read. It becomes the entry `products` of done.json.

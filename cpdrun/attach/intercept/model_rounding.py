@@ -353,9 +353,9 @@ def _class_and_shapes(model: nn.Module) -> tuple[type, list[tuple[str, torch.Siz
 
 
 def _check_is_possible(precision: Any) -> None:
-    """Raise UserError if the config rounds stored weights or the operations of optimizer steps.
+    """Raise UserError if the config rounds stored weights or the arithmetic of optimizer steps.
 
-    The script handles both itself.
+    Both are under the control of the script.
     """
     if precision.rounds_weights:
         raise UserError(

@@ -19,7 +19,7 @@ Transfer = tuple[int, Tensor]
 
 
 class Work(Protocol):
-    """A handle for an asynchronous operation, such as `dist.Work`."""
+    """A handle for an asynchronous operation, with the method `wait` of `dist.Work`."""
 
     def wait(self) -> Any:
         """Wait until the operation has ended."""

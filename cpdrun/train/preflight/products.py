@@ -83,11 +83,11 @@ def step_operations(parts: Parts, batch_size: int) -> dict[str, Any] | None:
 
 
 def _operations_by_format(parts: Parts) -> tuple[dict[Operation, float], float, list[str]]:
-    """Return the operations of a step for one sample, averaged over the run's steps.
+    """Return the number of operations per sample in a step, averaged over the steps of the run.
 
     Returns:
         A tuple of three elements: the mean number of multiply-accumulates, keyed as in `by_elements`; the mean of
-        `sum_operand_bits`; and the operators that multiply but cannot be counted.
+        `sum_operand_bits`; and the multiplying operators that cannot be counted.
     """
     batch, steps = parts.batches.first_samples(1), parts.duration.steps
     starts = [start for start in parts.precision.phase_starts() if start < steps] or [0]

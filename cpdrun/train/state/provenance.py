@@ -126,7 +126,7 @@ def _versions() -> dict[str, str | None]:
 
 @cache
 def distributions_by_module() -> Mapping[str, list[str]]:
-    """Return the distributions that installed each top-level module, from the records of all distributions."""
+    """Return the distributions that installed each top-level module, read from the metadata of all distributions."""
     return packages_distributions()
 
 

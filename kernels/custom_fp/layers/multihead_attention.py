@@ -97,7 +97,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
         ]
 
     def _append_keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Append the learned and zero keys and values that the layer has. Return k, v and the number of new keys."""
+        """Append the layer's learned and all-zero keys and values, if any. Return k, v and the number of added keys."""
         count = 0
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (

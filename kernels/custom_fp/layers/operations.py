@@ -56,10 +56,11 @@ ACTIVATION, ERROR = ("result", FORWARD), ("output_gradient", INPUT_GRADIENT)
 
 
 class Operations:
-    """The arithmetic of the operations that one module calls.
+    """How the operations that one module calls are rounded.
 
     Args:
-        arithmetics: Maps the name of an operation to its arithmetic. Other operations are left to PyTorch.
+        arithmetics: A dict that maps the name of an operation to its arithmetic. Operations that are not listed are
+            left to PyTorch.
 
     Attributes:
         called: The operations in `arithmetics` that were called at least once.
@@ -150,7 +151,7 @@ def _active_mode() -> Any:
 
 
 class OperationCaller:
-    """The rounding class (attachment.py) of modules that are not layers, but whose `forward` may call operations."""
+    """The class that attachment.py mixes into modules that are no layers, but may call operations in `forward`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""

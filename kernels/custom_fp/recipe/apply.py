@@ -74,9 +74,9 @@ class Applied:
 
     @property
     def untouched(self) -> dict[str, str]:
-        """The class of each module that has parameters and is not rounded, keyed by the name of the module.
+        """A dict that maps the name of each module with parameters that are not rounded to the class of the module.
 
-        A module with rounded operations is left out once the model has called one of them.
+        A module with rounded operations is omitted once the model has called one of them.
         """
         # MultiheadAttention uses the weights of its submodules without calling them, so they count as rounded.
         attention = tuple(

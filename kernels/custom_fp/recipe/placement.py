@@ -168,8 +168,8 @@ class Placement:
         """Return the modules to which `Operations` must be attached.
 
         If attention is the only operation that rules select, these are the modules that may call it. Otherwise, all
-        modules need `Operations`. For example, a Linear layer that no rule selects calls F.linear. Without `Operations`
-        of its own, this call would follow the rules of the enclosing module.
+        modules need `Operations`. For example, a Linear layer that no rule selects calls F.linear. If this layer had
+        no `Operations`, its call would follow the rules of the enclosing module.
         """
         if any(layer.is_call for layer in self.called):
             return (
