@@ -158,7 +158,8 @@ def test_the_weight_gradient_reads_cached_inputs(cached):
 def test_weight_gradients_of_convolutions_and_emulated_accumulators_read_cached_inputs():
     """The input is cached in e8m1 and then read in bf16.
 
-    bf16 represents all values of e8m1 exactly, so reading in bf16 does not change them. Every kernel must therefore compute the weight gradient from the e8m1 values.
+    bf16 represents all values of e8m1 exactly, so reading in bf16 does not change them. Every kernel must therefore
+    compute the weight gradient from the e8m1 values.
     """
     torch.manual_seed(0)
     cached = {
