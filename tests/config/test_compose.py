@@ -14,7 +14,7 @@ from cpdrun.sweep import plan
 
 # What the training loop hands to a class beside the keys of its yaml.
 GIVEN_BY_THE_CODE = {
-    "model": {"in_channels", "num_classes"},
+    "model": {"in_channels", "num_classes", "mlp"},
     "task": {"num_classes", "bytes_per_token", "label_smoothing"},
     "norm": {"channels"},
     "optim": {"params"},

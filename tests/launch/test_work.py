@@ -31,7 +31,7 @@ def work(sweep):
 
 
 def test_two_workers_share_a_sweep_and_one_takes_over_from_the_other(sweep, job, work):
-    jobs = [job(f"r{i}", epochs=6, epoch_s=0.1) for i in range(5)]
+    jobs = [job(f"r{i}", epochs=6, epoch_s=0.5) for i in range(5)]
     jobs.append(job("sour", act="crash"))
     one, other = work(), work()
     mine = wait_for(lambda: [j for j in jobs if state_of(j.run) is State.RUNNING][1:], "both to work")

@@ -30,7 +30,7 @@ LENGTHS = [1, 3, 5, 511, 2047, 2048, 2049, 4099]
 SOME_KERNELS = {
     *("quantize_nearest_even_f32", "quantize_nearest_even_f64", "pack_nearest_even"),
     *("accumulate_toward_zero", "accumulate_packed_toward_zero", "put_addresses", "matmul_plain"),
-    *("scaled_tiles_stochastic", "scaled_runs_stochastic", "hadamard", "fused_sum"),
+    *("scaled_tiles_stochastic", "scaled_runs_stochastic", "max_magnitude_f32", "hadamard", "fused_sum"),
 }
 GRIDS = {"as asked": lambda x: x, "one block": lambda x: 1, "a block more": lambda x: x + 1}
 
