@@ -91,7 +91,7 @@ def snapshot(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_modules(tmp_path_factory):
-    """Let commands run modules that need torch in processes forked from a fork server. See shared_modules.py."""
+    """Run the modules that commands start in processes forked from a server, which has imported torch."""
     with (
         shared_modules(tmp_path_factory.mktemp("modules") / "socket") as environ,
         pytest.MonkeyPatch.context() as patch,

@@ -4,8 +4,8 @@
     mixture(x) = sum over these K experts of w_e * down_e(silu(gate_e(x)) * up_e(x))
 
 Source: Mixtral, Jiang et al. (arXiv 2401.04088, section 2.1). The weights of all experts are stacked and the tokens are
-sorted by expert, so that one grouped matrix product computes a layer of all experts. There are two differences from
-Mixtral: no auxiliary loss balances the load of the experts, and the router computes in float32, as in DeepSeek-V3.
+sorted by expert, so that one grouped matrix product computes a layer of all experts. Unlike in Mixtral, no auxiliary
+loss balances the load of the experts.
 
 Legend: B texts per batch, T positions, S = B T tokens, D channels, E experts, K experts per token, R = S K rows (one
 for each pair of a token and its expert), F hidden channels of an expert.

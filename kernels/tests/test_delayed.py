@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 from multiprocessing.reduction import ForkingPickler
 
 import custom_fp
@@ -14,6 +12,7 @@ from custom_fp.recipe.delayed_scaling import NOTHING, Delayed, History
 from custom_fp.recipe.quantization_spec import QuantizationSpec
 from custom_fp.rounding import Rule
 from custom_fp.scaled.arithmetic import backend as reference
+from rank_script import run_rank_script
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -321,7 +320,4 @@ if __name__ == "__main__":
 
 
 def test_ranks_agree_also_if_one_of_them_recorded_nothing(tmp_path):
-    (tmp_path / "ranks.py").write_text(RANKS)
-    command = [sys.executable, "ranks.py", str(tmp_path / "rendezvous")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_rank_script(RANKS, tmp_path)

@@ -4,13 +4,12 @@ A model may be wrapped before or after the recipe is applied.
 """
 
 import copy
-import subprocess
-import sys
 
 import custom_fp
 import pytest
 import torch
 import torch.distributed as dist
+from rank_script import run_rank_script
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -180,7 +179,4 @@ if __name__ == "__main__":
 
 
 def test_tensor_parallel_models_compute_by_the_recipe_or_are_refused(tmp_path):
-    (tmp_path / "ranks.py").write_text(RANKS)
-    command = [sys.executable, "ranks.py", str(tmp_path / "rendezvous")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr
+    run_rank_script(RANKS, tmp_path)

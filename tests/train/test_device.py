@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cpdrun.train.build import BuildError
-from cpdrun.train.ranks.torch_settings import select_device
+from cpdrun.train.ranks.torch_settings import backend_for, select_device
 
 
 @pytest.mark.parametrize("choice", ["auto", "cuda"])
@@ -22,3 +22,15 @@ def test_the_error_for_an_unsupported_gpu_names_packages_that_support_it(monkeyp
     with pytest.raises(BuildError, match=r"V100.* 7\.0.*needs 7\.5 .*for CUDA 12 .*\+cu12N.*cupy-cuda12x"):
         select_device(choice)
     assert select_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "gpus", "backend"),
+    [("cuda", 4, 4, "nccl"), ("cuda", 4, 2, "gloo"), ("cuda", None, 1, "nccl"), ("cpu", 2, 4, "gloo")],
+)
+def test_ranks_that_share_a_gpu_use_gloo(monkeypatch, device, ranks, gpus, backend):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert backend_for(torch.device(device)) == backend

@@ -210,7 +210,7 @@ def _baddbmm(
 
 
 def _multiplied(module: Any, a: Any, b: Any, added: Any = None, beta: float = 1, alpha: float = 1) -> Any:
-    if not _can_round(a, b, *([] if added is None else [added])) or a.shape[-1:] == (1,):
+    if not _can_round(a, b, optional=added) or a.shape[-1:] == (1,):
         return NotImplemented
     arithmetic = module.attached_operations.use(MATMUL, module.training)
     if not arithmetic:
@@ -221,7 +221,7 @@ def _multiplied(module: Any, a: Any, b: Any, added: Any = None, beta: float = 1,
 
 
 def _linear(module: Any, input: Any, weight: Any, bias: Any = None) -> Any:
-    if not _can_round(input, weight, *([] if bias is None else [bias])) or weight.dim() != 2:
+    if not _can_round(input, weight, optional=bias) or weight.dim() != 2:
         return NotImplemented
     arithmetic = module.attached_operations.use(LINEAR, module.training)
     return project(arithmetic, input, weight, bias) if arithmetic else NotImplemented
@@ -249,7 +249,7 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    if not _can_round(input, weight, *([] if bias is None else [bias])):
+    if not _can_round(input, weight, optional=bias):
         return NotImplemented
     arithmetic = module.attached_operations.use(CONV, module.training)
     if not arithmetic:
@@ -310,8 +310,9 @@ def _with_rounded_result(part: str, module: Any, function: Callable, args: Any, 
     return result.clone() if rounding is None else rounding(result).to(result.dtype)
 
 
-def _can_round(*tensors: Any) -> bool:
+def _can_round(*operands: Any, optional: Any = None) -> bool:
     """Return whether a call with these operands can be rounded. The docstring of this file lists the conditions."""
+    tensors = operands if optional is None else (*operands, optional)
     for x in tensors:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_nested:
             return False
