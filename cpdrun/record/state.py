@@ -11,6 +11,8 @@ from cpdrun.record.layout import RunDir, SweepDir
 from cpdrun.record.lock import claim, is_claimed, release
 from cpdrun.record.version import newer
 
+FILE_TIME_STEP_S = 0.01  # On Linux, a clock with ticks of at most this length sets the times of files.
+
 
 class State(StrEnum):
     """The state of a run."""
@@ -77,7 +79,9 @@ def cancellation_before(sweep: SweepDir, elapsed_s: float) -> int | None:
     """Return a value to compare with `cancellation`.
 
     The two values differ if the sweep was canceled in the last `elapsed_s` seconds. Only times that the file system of
-    the folder sets are compared, so its clock may differ from the clock of this machine.
+    the folder sets are compared, so its clock may differ from the clock of this machine. Because this clock advances in
+    steps of up to FILE_TIME_STEP_S, cancellations in the first FILE_TIME_STEP_S of the period are ignored. Otherwise, a
+    cancellation just before the period could count as one within it.
     """
     latest, now = cancellation(sweep), time.time_ns()
     if latest is None:
@@ -85,4 +89,4 @@ def cancellation_before(sweep: SweepDir, elapsed_s: float) -> int | None:
     with contextlib.suppress(OSError):
         os.utime(sweep.lock)
         now = sweep.lock.stat().st_mtime_ns
-    return latest if latest < now - elapsed_s * 1e9 else None
+    return latest if latest < now - (elapsed_s - FILE_TIME_STEP_S) * 1e9 else None

@@ -96,6 +96,17 @@ def test_an_earlier_cancellation_does_not_count(sweep):
     assert cancellation_before(sweep, 15) is None
 
 
+def test_a_command_right_after_a_cancellation_is_not_cancelled(sweep):
+    """The times of files change only with each tick of a clock, so files can have older times than the command."""
+    sweep.path.mkdir(parents=True)
+    sweep.lock.touch()
+    for _ in range(100):
+        cancel_sweep(sweep)
+        began = time.monotonic()
+        time.sleep(0.003)
+        assert cancellation_before(sweep, time.monotonic() - began) == cancellation(sweep)
+
+
 def test_times_are_compared_by_the_clock_of_the_file_system(sweep):
     """A server stamps files 100 s ahead of this machine."""
     sweep.path.mkdir(parents=True)
