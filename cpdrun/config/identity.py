@@ -136,6 +136,9 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     # nor its ingredients.
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
+    # If the model is a folder, the digest of its contents identifies the weights.
+    model = config.get("model")
+    unused += ["model.name"] if isinstance(model, Mapping) and model.get("sha256") else []
     data = config.get("data")
     # In the config of a script, the key `task` may be a text, such as `task: mnli`.
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:
@@ -147,7 +150,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
         if key.endswith("_target_") and isinstance(value, str)
         else _without_secrets(key, value)
         for key, value in flatten(config)
-        if _belongs(key, left_out) and key.split(".")[0] not in unused and not _is_unused(key, value)
+        if _belongs(key, left_out) and not {key, key.split(".")[0]} & {*unused} and not _is_unused(key, value)
     }
     if _has_blocks_along_sums(config.get("precision")):
         identity["precision.blocks"] = (

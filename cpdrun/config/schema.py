@@ -226,9 +226,10 @@ class Statistics(Struct, kw_only=True):
 
 
 class Checkpoint(Struct, kw_only=True):
-    """The section `checkpoint`, which determines how often checkpoints are written."""
+    """The section `checkpoint`, which determines how often checkpoints are written and whether the last one is kept."""
 
     every_epochs: Positive
+    keep: bool
 
 
 class AnyRun(Struct, kw_only=True):

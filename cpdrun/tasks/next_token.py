@@ -1,8 +1,8 @@
 """Prediction of the next token of a text at every position.
 
-If a batch is (tokens, next tokens), the logits are (B, V, T) and the targets are the next tokens (B, T). If a batch is
-a mapping, as in Hugging Face's libraries, the logits are (B, T, V) and `labels` are the tokens themselves, which this
-task shifts by one position.
+If a batch is (tokens, next tokens), the targets are the next tokens (B, T). If a batch is a mapping, as in Hugging
+Face's libraries, `labels` are the tokens themselves, which this task shifts by one position. The logits are (B, V, T),
+or (B, T, V) if the model's output has them as `logits`, as in the library transformers.
 
 Legend: B texts, T positions, V tokens of the vocabulary.
 """
@@ -45,7 +45,11 @@ class NextToken(Classification):
 
     def compared(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         logits, y = super().compared(outputs, batch)
-        return (logits[:, :-1].transpose(1, 2), y[:, 1:]) if isinstance(batch, Mapping) else (logits, y)
+        if isinstance(batch, Mapping):
+            logits, y = logits[:, :-1], y[:, 1:]
+        elif isinstance(outputs, Tensor):
+            return logits, y
+        return logits.flatten(0, 1), y.flatten()  # Each position becomes a sample: (B * T, V) and (B * T,).
 
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         metrics = super().metrics(totals)

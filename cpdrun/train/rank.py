@@ -7,6 +7,7 @@ emulates all workers. The launcher calls :func:`run_rank` in a process that is a
 """
 
 import os
+import shutil
 import sys
 import traceback
 from contextlib import nullcontext
@@ -72,6 +73,8 @@ def run_rank(run_dir: str) -> int:
         with naming_lost_ranks() if workers.ranks > 1 else nullcontext():
             result = _train(config, workers, device, journal)
         journal.done(result, device)
+        if journal.writes and not config["checkpoint"].get("keep", True):  # older configs have no key `keep`
+            shutil.rmtree(run.checkpoint.parent, ignore_errors=True)
         code = 0
     except Preempted:
         code = EXIT_PREEMPTED

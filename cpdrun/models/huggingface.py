@@ -1,0 +1,155 @@
+"""Pretrained models of the library transformers, for classification of texts and for prediction of the next token.
+
+The weights come from the Hugging Face hub or from a folder. With `lora.rank`, the pretrained weights are frozen and
+low-rank adapters are trained (LoRA, Hu et al., arXiv 2106.09685), as the library peft adds them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cpdrun.data.base import DataError
+
+INSTALL = "pip install 'cpdrun[hf]'"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+HEADS = {"classification": "AutoModelForSequenceClassification", "next_token": "AutoModelForCausalLM"}
+
+
+def load_pretrained(
+    name: str,
+    revision: str | None = None,
+    sha256: str | None = None,
+    head: str | None = None,
+    dtype: str = "fp32",
+    gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    context: int | None = None,
+    pad_token_id: int | None = None,
+) -> nn.Module:
+    """Load a pretrained model and give it a head.
+
+    Args:
+        name: The name of a model on the Hugging Face hub, or a folder that `save_pretrained` wrote.
+        revision: The branch, tag or commit on the hub. With None, it is the newest one.
+        sha256: The digest of the folder's contents. `cpdrun.config.plan` checks it. It is not used here.
+        head: "classification" or "next_token". With None, it is "classification" if `num_classes` is given.
+        dtype: The dtype of the weights, "fp32" or "bf16".
+        gradient_checkpointing: Whether the backward pass computes activations again instead of storing them.
+        lora: The settings of LoRA: `rank`, `alpha` (None means 2 * rank), `dropout` and `target_modules`. With
+            rank=None, all weights are trained.
+        num_classes: The number of classes.
+        context: The largest number of tokens of a text.
+        pad_token_id: The token that fills short texts. Models that classify the last token of a text need it.
+
+    Returns:
+        A model whose outputs have `logits`: (B, K) for K classes, or (B, T, V) for T positions and V tokens.
+
+    Raises:
+        DataError: A library is not installed, the model cannot be found or read, or it does not fit the data.
+        ValueError: An argument is invalid.
+    """
+    head = head or ("classification" if num_classes else "next_token")
+    if head not in HEADS or dtype not in DTYPES:
+        key, value, allowed = ("head", head, HEADS) if head not in HEADS else ("dtype", dtype, DTYPES)
+        raise ValueError(f"model.{key} must be {' or '.join(allowed)}, not {value}")
+    if head == "classification" and not num_classes:
+        raise DataError("model.head=classification needs data with classes, such as data=text_table")
+    model = _from_pretrained(name, revision, head, dtype, num_classes)
+    model.config.use_cache = False  # Training does not generate tokens one by one.
+    model.config.pad_token_id = pad_token_id if pad_token_id is not None else model.config.pad_token_id
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if context is not None and longest is not None and context > longest:
+        raise DataError(f"data.context={context} is too long: {name} reads at most {longest} tokens")
+    rank = (lora or {}).get("rank")
+    if rank is not None:
+        model = _with_lora(model, head, **(lora or {}))
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _from_pretrained(name: str, revision: str | None, head: str, dtype: str, num_classes: int | None) -> Any:
+    """Load the weights. A folder is read without any access to the network."""
+    try:
+        import transformers
+    except ImportError:
+        raise DataError(f"model=huggingface needs the library transformers: {INSTALL}") from None
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    options = {"num_labels": num_classes} if head == "classification" else {}
+    transformers.logging.set_verbosity_error()  # `_report_new_weights` replaces its report
+    transformers.logging.disable_progress_bar()
+    try:
+        model, loading = getattr(transformers, HEADS[head]).from_pretrained(
+            str(folder) if local else name,
+            revision=revision or "main",
+            local_files_only=local,
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"model.name={name} cannot be loaded: {_reason(local, error)}") from None
+    _report_new_weights(name, model, head, sorted(loading["missing_keys"]))
+    return model
+
+
+def _report_new_weights(name: str, model: nn.Module, head: str, missing: list[str]) -> None:
+    """Print which weights are not in the checkpoint and therefore random.
+
+    Raises:
+        DataError: These weights are more than a new classification head.
+    """
+    if not missing:
+        return
+    values = {key: parameter.numel() for key, parameter in model.named_parameters()}
+    new = sum(values.get(key, 0) for key in missing)
+    if head == "next_token" or new > sum(values.values()) / 2:
+        raise DataError(
+            f"model.name={name} is no pretrained model for {head}: its checkpoint lacks {len(missing)} weights, such as "
+            f"{missing[0]}"
+        )
+    print(f"random initial weights, because the checkpoint has none: {', '.join(missing)}", flush=True)
+
+
+def _reason(local: bool, error: Exception) -> str:
+    """Describe in one line why a model cannot be loaded."""
+    text = " ".join(str(error).split())
+    if local or isinstance(error, ValueError):
+        return text[:300]
+    return (
+        f"it is neither a folder with a checkpoint nor in the local cache, and the Hugging Face hub did not provide it. "
+        f"Check the name and the network ({text[:160]})"
+    )
+
+
+def _with_lora(
+    model: Any,
+    head: str,
+    rank: int,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    target_modules: list[str] | str | None = None,
+) -> nn.Module:
+    """Freeze a model and add trainable low-rank adapters. A new classification head is trained, too."""
+    try:
+        import peft
+    except ImportError:
+        raise DataError(f"model.lora needs the library peft: {INSTALL}") from None
+    if not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"model.lora.rank must be a whole number, at least 1, or null, not {rank}")
+    settings = peft.LoraConfig(
+        task_type="SEQ_CLS" if head == "classification" else "CAUSAL_LM",
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,
+        lora_dropout=dropout,
+        target_modules=target_modules,
+    )
+    try:
+        return peft.get_peft_model(model, settings)
+    except ValueError as error:
+        raise ValueError(f"model.lora.target_modules={target_modules}: {str(error).split('. ')[0]}") from None

@@ -1,0 +1,115 @@
+"""Pretrained models of the library transformers: heads, adapters, errors, and equality with a plain training loop."""
+
+import os
+
+import pytest
+import torch
+
+from cpdrun.data.base import DataError
+from cpdrun.models.huggingface import load_pretrained
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """The folder of a tiny BERT without a head."""
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """The folder of a tiny Llama that predicts the next token."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        tie_word_embeddings=True,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_gets_the_head_that_its_data_needs(bert, llama, capsys):
+    tokens = torch.arange(8).reshape(2, 4)
+    classifier = load_pretrained(bert, num_classes=3)
+    assert classifier(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.shape == (2, 3)
+    assert "checkpoint has none: classifier.bias, classifier.weight" in capsys.readouterr().out
+    assert load_pretrained(llama)(tokens).logits.shape == (2, 4, 64)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_pretrained_weights_do_not_depend_on_the_seed_and_the_new_head_does(bert):
+    def loaded(seed):
+        torch.manual_seed(seed)
+        return load_pretrained(bert, num_classes=3).state_dict()
+
+    first, second = loaded(0), loaded(1)
+    different = {name for name in first if not torch.equal(first[name], second[name])}
+    assert different == {"classifier.weight"}
+
+
+def test_lora_trains_adapters_and_a_new_head_only(bert):
+    model = load_pretrained(bert, num_classes=3, lora={"rank": 2, "target_modules": ["query"]})
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert (
+        len([name for name in trained if "query.lora_" in name]) == 4
+    )  # two matrices for each of two layers
+    assert {name.split(".")[-3] for name in trained if "lora" not in name} == {"modules_to_save"}
+
+
+def test_bf16_weights_and_gradient_checkpointing(llama):
+    tokens = torch.arange(8).reshape(2, 4)
+    model = load_pretrained(llama, dtype="bf16")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+    def gradients(**options):
+        model = load_pretrained(llama, **options).train()
+        model(tokens).logits.logsumexp(-1).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for stored, computed_again in zip(gradients(), gradients(gradient_checkpointing=True), strict=True):
+        assert torch.equal(stored, computed_again)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"head": "regression"}, "model.head must be classification or next_token, not regression"),
+        ({"dtype": "fp16"}, "model.dtype must be fp32 or bf16, not fp16"),
+        ({"head": "classification"}, "needs data with classes, such as data=text_table"),
+        ({"context": 33, "num_classes": 2}, "data.context=33 is too long: .* reads at most 32 tokens"),
+        ({"lora": {"rank": 0}, "num_classes": 2}, "model.lora.rank must be a whole number, at least 1"),
+        ({"lora": {"rank": 2, "target_modules": ["nothing"]}, "num_classes": 2}, "model.lora.target_modules"),
+        ({}, "is no pretrained model for next_token: its checkpoint lacks"),
+    ],
+)
+def test_an_argument_that_does_not_fit_is_named(bert, arguments, message):
+    with pytest.raises((DataError, ValueError), match=message):
+        load_pretrained(bert, **arguments)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(DataError, match=f"model.name={tmp_path} cannot be loaded: .*config.json"):
+        load_pretrained(str(tmp_path), num_classes=2)
+
+
+def test_a_name_without_a_network_is_named():
+    with pytest.raises(DataError, match="model.name=nobody/nothing cannot be loaded"):
+        load_pretrained("nobody/nothing", num_classes=2)
