@@ -94,7 +94,7 @@ def test_bf16_weights_and_gradient_checkpointing(llama):
         ({"head": "regression"}, "model.head must be classification or next_token, not regression"),
         ({"dtype": "fp16"}, "model.dtype must be fp32 or bf16, not fp16"),
         ({"head": "classification"}, "needs data with classes, such as data=text_table"),
-        ({"context": 33, "num_classes": 2}, "data.context=33 is too long: .* reads at most 32 tokens"),
+        ({"context": 33, "num_classes": 2}, r"data.context=33 is too long: .* reads at most 32 tokens"),
         ({"lora": {"rank": 0}, "num_classes": 2}, "model.lora.rank must be a whole number, at least 1"),
         ({"lora": {"rank": 2, "target_modules": ["nothing"]}, "num_classes": 2}, "model.lora.target_modules"),
         ({}, "is no pretrained model for next_token: its checkpoint lacks"),
@@ -106,7 +106,7 @@ def test_an_argument_that_does_not_fit_is_named(bert, arguments, message):
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(DataError, match=f"model.name={tmp_path} cannot be loaded: .*config.json"):
+    with pytest.raises(DataError, match=rf"model.name={tmp_path} cannot be loaded: .*config.json"):
         load_pretrained(str(tmp_path), num_classes=2)
 
 
