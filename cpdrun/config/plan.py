@@ -18,6 +18,7 @@ from custom_fp.formats.names import parse as parse_format
 
 from cpdrun.config import script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
+from cpdrun.config.data_files import find_data_files
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import hash_in, run_name
 from cpdrun.config.overrides import (
@@ -342,8 +343,10 @@ def _planned(
     validate(config, imports=imports)
     if script.is_script(config):
         script.complete(config)
-    elif config["init_from"] is not None:
-        find_initial_weights(config)
+    else:
+        find_data_files(config)
+        if config["init_from"] is not None:
+            find_initial_weights(config)
     fixed = [
         t.text
         for t in request.typed
