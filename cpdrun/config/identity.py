@@ -13,7 +13,8 @@ from typing import Any
 from custom_fp.formats.names import is_own, parse
 
 from cpdrun.config.class_names import CLASSIFICATION, FIRST_NAME, FIRST_TASK
-from cpdrun.config.overrides import INGREDIENTS, flatten
+from cpdrun.config.input_files import IDENTIFIED_BY
+from cpdrun.config.overrides import INGREDIENTS, flatten, get_key, has_key
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
@@ -136,9 +137,8 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     # nor its ingredients.
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
-    # If the model is a folder, the digest of its contents identifies the weights.
-    model = config.get("model")
-    unused += ["model.name"] if isinstance(model, Mapping) and model.get("sha256") else []
+    for digest, paths in IDENTIFIED_BY.items():
+        unused += paths if has_key(config, digest) and get_key(config, digest) else []
     data = config.get("data")
     # In the config of a script, the key `task` may be a text, such as `task: mnli`.
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:

@@ -18,6 +18,7 @@ from custom_fp.formats.names import parse as parse_format
 
 from cpdrun.config import script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
+from cpdrun.config.input_files import find_input_files
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import hash_in, run_name
 from cpdrun.config.overrides import (
@@ -343,9 +344,9 @@ def _planned(
     if script.is_script(config):
         script.complete(config)
     else:
+        find_input_files(config)
         if config["init_from"] is not None:
             find_initial_weights(config)
-        find_pretrained_model(config)
     fixed = [
         t.text
         for t in request.typed
@@ -396,37 +397,6 @@ def find_initial_weights(config: dict[str, Any]) -> None:
             f"init_sha256={config['init_sha256']} does not match: {path} has the digest {digest}"
         )
     config["init_from"], config["init_sha256"] = str(path), digest
-
-
-def find_pretrained_model(config: dict[str, Any]) -> None:
-    """If `model.name` is the folder of a checkpoint, make it absolute and set `model.sha256`, in place.
-
-    The digest covers the names and the contents of all files in the folder except its descriptions (*.md).
-
-    Raises:
-        ConfigError: A file cannot be read, or the config has another digest.
-    """
-    model = config["model"]
-    if "sha256" not in model or not isinstance(model.get("name"), str):
-        return
-    folder = Path(model["name"]).expanduser().absolute()
-    if not folder.is_dir():
-        if model["sha256"] is not None:
-            raise ConfigError(f"model.sha256 needs a folder as model.name, and {folder} is none")
-        return
-    contents = hashlib.sha256()
-    try:
-        for file in sorted(folder.iterdir()):
-            if file.is_file() and file.suffix != ".md":
-                found = file.stat()
-                contents.update(f"{file.name} {_sha256(file, found.st_size, found.st_mtime_ns)}\n".encode())
-    except OSError as error:
-        raise ConfigError(f"model.name={model['name']} cannot be read: {error}") from None
-    if model["sha256"] not in (None, contents.hexdigest()):
-        raise ConfigError(
-            f"model.sha256={model['sha256']} does not match: {folder} has the digest {contents.hexdigest()}"
-        )
-    config["model"] = model | {"name": str(folder), "sha256": contents.hexdigest()}
 
 
 @cache

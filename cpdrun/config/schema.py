@@ -28,6 +28,9 @@ FORMATS = "cpdrun.train.precision.run_formats.Formats"
 ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
 MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc
 NUMBER_OR_WORD = ("precision.loss_scale",)  # a number or the word dynamic
+TEXT_TABLE = "cpdrun.data.text.text_table.TextTable"
+CLASSIFICATIONS = ("cpdrun.tasks.classification.Classification", "cpdrun.tasks.top5.Top5")
+NEXT_TOKEN = "cpdrun.tasks.next_token.NextToken"
 ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys whose value may be a list or a single item
 
 
@@ -530,11 +533,26 @@ def _check_training(config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"max_steps={config['max_steps']} has no effect with epochs=0, which trains nothing. Type epochs=1 or more"
         )
+    _check_labels(config["data"], config["task"][TARGET])
     for key in ("init_into", "init_skip", "init_sha256"):
         if config[key] and config["init_from"] is None:
             raise ConfigError(
                 f"{key}={typed_form(config[key])} has no effect without init_from=PATH. Type init_from=PATH, too"
             )
+
+
+def _check_labels(data: Mapping[str, Any], task: str) -> None:
+    """Raise ConfigError if the task does not fit a table of texts with or without labels."""
+    if data[TARGET] != TEXT_TABLE:
+        return
+    if data["label"] is None and task in CLASSIFICATIONS:
+        raise ConfigError(
+            "data.label=null: texts without labels are for prediction of the next token. Type task=next_token"
+        )
+    if data["label"] is not None and task == NEXT_TOKEN:
+        raise ConfigError(
+            f"task=next_token does not use the labels in data.label={data['label']}. Type data.label=null"
+        )
 
 
 def json_schema_of(kind: Any) -> dict[str, Any]:

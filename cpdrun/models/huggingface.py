@@ -5,6 +5,7 @@ low-rank adapters are trained (LoRA, Hu et al., arXiv 2106.09685), as the librar
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from cpdrun.data.base import DataError
+from cpdrun.hub import find_hub_problem
 
 INSTALL = "pip install 'cpdrun[hf]'"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -78,22 +80,28 @@ def _from_pretrained(name: str, revision: str | None, head: str, dtype: str, num
         import transformers
     except ImportError:
         raise DataError(f"model=huggingface needs the library transformers: {INSTALL}") from None
-    folder = Path(name).expanduser()
-    local = folder.is_dir()
-    options = {"num_labels": num_classes} if head == "classification" else {}
     transformers.logging.set_verbosity_error()  # `_report_new_weights` replaces its report
     transformers.logging.disable_progress_bar()
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    load = partial(
+        getattr(transformers, HEADS[head]).from_pretrained,
+        str(folder) if local else name,
+        revision=revision or "main",
+        dtype=DTYPES[dtype],
+        output_loading_info=True,
+        **({"num_labels": num_classes} if head == "classification" else {}),
+    )
     try:
-        model, loading = getattr(transformers, HEADS[head]).from_pretrained(
-            str(folder) if local else name,
-            revision=revision or "main",
-            local_files_only=local,
-            dtype=DTYPES[dtype],
-            output_loading_info=True,
-            **options,
-        )
+        model, loading = load(local_files_only=True)
     except (OSError, ValueError) as error:
-        raise DataError(f"model.name={name} cannot be loaded: {_reason(local, error)}") from None
+        problem = _one_line(error) if local else find_hub_problem(name)
+        if problem:
+            raise DataError(f"model.name={name} cannot be loaded: {problem}") from None
+        try:
+            model, loading = load()
+        except (OSError, ValueError) as error:
+            raise DataError(f"model.name={name} cannot be loaded: {_one_line(error)}") from None
     _report_new_weights(name, model, head, sorted(loading["missing_keys"]))
     return model
 
@@ -110,21 +118,14 @@ def _report_new_weights(name: str, model: nn.Module, head: str, missing: list[st
     new = sum(values.get(key, 0) for key in missing)
     if head == "next_token" or new > sum(values.values()) / 2:
         raise DataError(
-            f"model.name={name} is no pretrained model for {head}: its checkpoint lacks {len(missing)} weights, such as "
-            f"{missing[0]}"
+            f"model.name={name} is no pretrained model for {head}: its checkpoint lacks {len(missing)} "
+            f"weights, such as {missing[0]}"
         )
     print(f"random initial weights, because the checkpoint has none: {', '.join(missing)}", flush=True)
 
 
-def _reason(local: bool, error: Exception) -> str:
-    """Describe in one line why a model cannot be loaded."""
-    text = " ".join(str(error).split())
-    if local or isinstance(error, ValueError):
-        return text[:300]
-    return (
-        f"it is neither a folder with a checkpoint nor in the local cache, and the Hugging Face hub did not provide it. "
-        f"Check the name and the network ({text[:160]})"
-    )
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _with_lora(
