@@ -18,9 +18,9 @@ from custom_fp.formats.names import parse as parse_format
 
 from cpdrun.config import script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
-from cpdrun.config.input_files import find_input_files
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import hash_in, run_name
+from cpdrun.config.input_files import find_input_files
 from cpdrun.config.overrides import (
     Typed,
     delete_key,
