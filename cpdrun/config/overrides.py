@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpdrun.config.errors import ConfigError
@@ -146,8 +147,10 @@ def _parse_one(parser: "OverridesParser", text: str) -> Typed:
     from hydra.core.override_parser.types import OverrideType
     from hydra.errors import HydraException
 
+    # A shell does not replace the ~ in key=~/folder, and Hydra's grammar does not allow it.
+    with_home = re.sub(r"(?<=[=,\[])~(?=/)", Path.home().as_posix(), text)
     try:
-        (override,) = parser.parse_overrides([text])
+        (override,) = parser.parse_overrides([with_home])
         deletes = override.type == OverrideType.DEL
         values = () if deletes else _values(override)
     except (HydraException, ValueError, TypeError) as error:
