@@ -89,7 +89,7 @@ def write_environment(
             "data_path": str(path) if path else None,
             "data_folders": data_folders(config or {}),
             "data_sha256": data_digest(path) if path else getattr(data, "sha256", None),
-            **({"label_names": list(names)} if (names := getattr(data, "label_names", None)) else {}),
+            **({"label_names": list(classes)} if (classes := getattr(data, "label_names", None)) else {}),
             **({"products": dict(products)} if products is not None else {}),
             **({"attached": dict(attached)} if attached is not None else {}),
             "git_commit": git_commit(),
