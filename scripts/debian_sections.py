@@ -171,7 +171,7 @@ def main() -> int:
         "--synopsis", action="store_true", help="use the first lines of the descriptions only"
     )
     parser.add_argument("--train", type=int, default=150, help="training texts per section (default: 150)")
-    parser.add_argument("--test", type=int, default=200, help="test texts per section (default: 200)")
+    parser.add_argument("--test", type=int, default=80, help="test texts per section (default: 80)")
     arguments = parser.parse_args()
     if min(arguments.train, arguments.test) < 1:
         parser.error("--train and --test must be at least 1")

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpdrun.data.base import DataError
 from cpdrun.hub import find_hub_problem
 
 INSTALL = "pip install 'cpdrun[hf]'"
@@ -51,21 +50,21 @@ def load_pretrained(
         A model whose outputs have `logits`: (B, K) for K classes, or (B, T, V) for T positions and V tokens.
 
     Raises:
-        DataError: A library is not installed, the model cannot be found or read, or it does not fit the data.
-        ValueError: An argument is invalid.
+        ValueError: A library is not installed, the model cannot be loaded, it does not fit the data, or an argument is
+            invalid.
     """
     head = head or ("classification" if num_classes else "next_token")
     if head not in HEADS or dtype not in DTYPES:
         key, value, allowed = ("head", head, HEADS) if head not in HEADS else ("dtype", dtype, DTYPES)
         raise ValueError(f"model.{key} must be {' or '.join(allowed)}, not {value}")
     if head == "classification" and not num_classes:
-        raise DataError("model.head=classification needs data with classes, such as data=text_table")
+        raise ValueError("model.head=classification needs data with classes, such as data=text_table")
     model = _from_pretrained(name, revision, head, dtype, num_classes)
     model.config.use_cache = False  # Training does not generate tokens one by one.
     model.config.pad_token_id = pad_token_id if pad_token_id is not None else model.config.pad_token_id
     longest = getattr(model.config, "max_position_embeddings", None)
     if context is not None and longest is not None and context > longest:
-        raise DataError(f"data.context={context} is too long: {name} reads at most {longest} tokens")
+        raise ValueError(f"data.context={context} is too long: {name} reads at most {longest} tokens")
     rank = (lora or {}).get("rank")
     if rank is not None:
         model = _with_lora(model, head, **(lora or {}))
@@ -79,7 +78,7 @@ def _from_pretrained(name: str, revision: str | None, head: str, dtype: str, num
     try:
         import transformers
     except ImportError:
-        raise DataError(f"model=huggingface needs the library transformers: {INSTALL}") from None
+        raise ValueError(f"model=huggingface needs the library transformers: {INSTALL}") from None
     transformers.logging.set_verbosity_error()  # `_report_new_weights` replaces its report
     transformers.logging.disable_progress_bar()
     folder = Path(name).expanduser()
@@ -97,11 +96,11 @@ def _from_pretrained(name: str, revision: str | None, head: str, dtype: str, num
     except (OSError, ValueError) as error:
         problem = _one_line(error) if local else find_hub_problem(name)
         if problem:
-            raise DataError(f"model.name={name} cannot be loaded: {problem}") from None
+            raise ValueError(f"model.name={name} cannot be loaded: {problem}") from None
         try:
             model, loading = load()
         except (OSError, ValueError) as error:
-            raise DataError(f"model.name={name} cannot be loaded: {_one_line(error)}") from None
+            raise ValueError(f"model.name={name} cannot be loaded: {_one_line(error)}") from None
     _report_new_weights(name, model, head, sorted(loading["missing_keys"]))
     return model
 
@@ -110,14 +109,14 @@ def _report_new_weights(name: str, model: nn.Module, head: str, missing: list[st
     """Print which weights are not in the checkpoint and therefore random.
 
     Raises:
-        DataError: These weights are more than a new classification head.
+        ValueError: These weights are more than a new classification head.
     """
     if not missing:
         return
     values = {key: parameter.numel() for key, parameter in model.named_parameters()}
     new = sum(values.get(key, 0) for key in missing)
     if head == "next_token" or new > sum(values.values()) / 2:
-        raise DataError(
+        raise ValueError(
             f"model.name={name} is no pretrained model for {head}: its checkpoint lacks {len(missing)} "
             f"weights, such as {missing[0]}"
         )
@@ -140,7 +139,7 @@ def _with_lora(
     try:
         import peft
     except ImportError:
-        raise DataError(f"model.lora needs the library peft: {INSTALL}") from None
+        raise ValueError(f"model.lora needs the library peft: {INSTALL}") from None
     if not isinstance(rank, int) or rank < 1:
         raise ValueError(f"model.lora.rank must be a whole number, at least 1, or null, not {rank}")
     settings = peft.LoraConfig(

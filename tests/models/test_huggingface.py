@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from cpdrun.data.base import DataError
 from cpdrun.models.huggingface import load_pretrained
 
 transformers = pytest.importorskip("transformers")
@@ -98,17 +97,17 @@ def test_bf16_weights_and_gradient_checkpointing(llama):
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(bert, arguments, message):
-    with pytest.raises((DataError, ValueError), match=message):
+    with pytest.raises(ValueError, match=message):
         load_pretrained(bert, **arguments)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(DataError, match=rf"model.name={tmp_path} cannot be loaded: .*config.json"):
+    with pytest.raises(ValueError, match=rf"model.name={tmp_path} cannot be loaded: .*config.json"):
         load_pretrained(str(tmp_path), num_classes=2)
 
 
 def test_a_name_that_is_no_model_is_named_without_a_network():
     with pytest.raises(
-        DataError, match=r"model.name=no/such/model cannot be loaded: .* neither a local folder nor"
+        ValueError, match=r"model.name=no/such/model cannot be loaded: .* neither a local folder nor"
     ):
         load_pretrained("no/such/model", num_classes=2)
