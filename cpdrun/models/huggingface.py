@@ -5,7 +5,7 @@ low-rank adapters are trained (LoRA, Hu et al., arXiv 2106.09685), as the librar
 """
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,12 @@ def _report_new_weights(name: str, model: nn.Module, head: str, missing: list[st
             f"model.name={name} is no pretrained model for {head}: its checkpoint lacks {len(missing)} "
             f"weights, such as {missing[0]}"
         )
-    print(f"random initial weights, because the checkpoint has none: {', '.join(missing)}", flush=True)
+    _print_once(f"not in the checkpoint, so random: {', '.join(missing)}")
+
+
+@cache
+def _print_once(line: str) -> None:
+    print(line, flush=True)
 
 
 def _one_line(error: Exception) -> str:

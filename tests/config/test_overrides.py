@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from cpdrun.config.compose import Composer
@@ -29,6 +31,13 @@ def test_values_are_parsed_by_the_grammar_of_hydra(loader, text, values):
     (typed,) = parse([text], loader)
     assert typed.values == values
     assert typed.is_axis == (len(values) > 1 or "glob" in text)
+
+
+def test_a_tilde_is_the_home_folder(loader):
+    texts = ["a=~/x", "a=~/x,~/y", "a=[~/x]", "a='b ~/c'"]
+    home = str(Path.home())
+    expected = [(f"{home}/x",), (f"{home}/x", f"{home}/y"), ([f"{home}/x"],), ("b ~/c",)]
+    assert [typed.values for typed in parse(texts, loader)] == expected
 
 
 @pytest.mark.parametrize("text", ["format", "a=[1,2", "=3", "exp@x=3"])

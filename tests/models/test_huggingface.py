@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpdrun.models.huggingface import load_pretrained
+from cpdrun.models.huggingface import _print_once, load_pretrained
 
 transformers = pytest.importorskip("transformers")
 
@@ -44,9 +44,10 @@ def llama(tmp_path_factory):
 
 def test_a_model_gets_the_head_that_its_data_needs(bert, llama, capsys):
     tokens = torch.arange(8).reshape(2, 4)
+    _print_once.cache_clear()
     classifier = load_pretrained(bert, num_classes=3)
     assert classifier(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.shape == (2, 3)
-    assert "checkpoint has none: classifier.bias, classifier.weight" in capsys.readouterr().out
+    assert "not in the checkpoint, so random: classifier.bias, classifier.weight" in capsys.readouterr().out
     assert load_pretrained(llama)(tokens).logits.shape == (2, 4, 64)
     assert capsys.readouterr().out == ""
 

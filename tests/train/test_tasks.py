@@ -44,7 +44,7 @@ class CausalModel(nn.Module):
         logits = self.head(self.embedding(input_ids) * attention_mask.unsqueeze(2))
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:])
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return SimpleNamespace(loss=loss, logits=logits)
 
 
