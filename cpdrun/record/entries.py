@@ -158,13 +158,16 @@ class Progress(Entry):
 class EpochRow(Entry):
     """A line of metrics.jsonl. Metrics are keys of the line itself."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("nonfinite_gradients", "layers")
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("nonfinite_gradients", "layers", "step_losses")
 
     epoch: int
     step: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
     nonfinite_gradients: int | None = None  # the number of inf and NaN in the gradients of this epoch
     layers: dict[str, Any] | None = None  # the last statistics of each layer
+    step_losses: list[float | None] | None = (
+        None  # the mean training loss of each step, if a run has `init_from`
+    )
     train_seconds: float = 0.0
 
     @classmethod
