@@ -7,10 +7,10 @@ exists, `init_from` is this checkpoint, although nobody typed the key.
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cpdrun.config.data_files import files_in, sha256_of
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.script import SCRIPT, is_script, typed_words
 
@@ -43,11 +43,7 @@ def find_initial_weights(config: dict[str, Any]) -> None:
     if given is None:
         return
     path = Path(given).expanduser().absolute()
-    try:
-        digest = _digest(path, is_folder=is_script(config) and path.is_dir())
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"init_from={given}: {path} cannot be read: {reason}") from None
+    digest = _digest(path, may_be_folder=is_script(config))
     if config["init_sha256"] not in (None, digest):
         raise ConfigError(
             f"init_sha256={config['init_sha256']} does not match: {path} has the digest {digest}"
@@ -64,11 +60,7 @@ def check_unchanged(config: Mapping[str, Any]) -> None:
     if config.get("init_from") is None:
         return
     path = Path(config["init_from"])
-    try:
-        is_same = _digest(path, is_folder=path.is_dir()) == config["init_sha256"]
-    except OSError as error:
-        raise ConfigError(f"init_from: {path} cannot be read: {error.strerror}") from None
-    if not is_same:
+    if _digest(path, may_be_folder=True) != config["init_sha256"]:
         raise ConfigError(
             f"{path} has changed since this run was planned. If the script saves there, let it save to {{run_dir}}. "
             "Otherwise, type the command again to plan new runs"
@@ -94,19 +86,13 @@ def _named_by_argument(config: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def _digest(path: Path, *, is_folder: bool) -> str:
-    """Return the SHA-256 digest of a file, or of the names and contents of all files in a folder."""
-    if not is_folder:
-        found = path.stat()
-        return _sha256(path, found.st_size, found.st_mtime_ns)
-    digest = hashlib.sha256()
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
-        digest.update(f"{file.relative_to(path)} {_digest(file, is_folder=False)}\n".encode())
-    return digest.hexdigest()
+def _digest(path: Path, *, may_be_folder: bool) -> str:
+    """Return the SHA-256 digest of a file, or of the names and contents of the files in a folder.
 
-
-@cache
-def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
-    """Return a file's SHA-256 digest, cached until its size or modification time changes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    if not (may_be_folder and path.is_dir()):
+        return sha256_of("init_from", path)
+    lines = [f"{file.relative_to(path)} {sha256_of('init_from', file)}" for file in sorted(files_in(path))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -16,6 +16,7 @@ from custom_fp.formats.names import parse as parse_format
 
 from cpdrun.config import script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
+from cpdrun.config.data_files import find_data_files
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import hash_in, run_name
 from cpdrun.config.initial_weights import find_initial_weights
@@ -341,6 +342,8 @@ def _planned(
     validate(config, imports=imports)
     if script.is_script(config):
         script.complete(config)
+    else:
+        find_data_files(config)
     find_initial_weights(config)
     fixed = [
         t.text

@@ -28,6 +28,9 @@ FORMATS = "cpdrun.train.precision.run_formats.Formats"
 ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
 MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc
 NUMBER_OR_WORD = ("precision.loss_scale",)  # a number or the word dynamic
+TEXT_TABLE = "cpdrun.data.text.text_table.TextTable"
+CLASSIFICATIONS = ("cpdrun.tasks.classification.Classification", "cpdrun.tasks.top5.Top5")
+NEXT_TOKEN = "cpdrun.tasks.next_token.NextToken"
 ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys whose value may be a list or a single item
 
 
@@ -539,6 +542,21 @@ def _check_training(config: Mapping[str, Any]) -> None:
         raise ConfigError(
             "init_optimizer=true needs the weights of the whole model. Remove init_into and init_skip, or type "
             "init_optimizer=false"
+        )
+    _check_labels(config["data"], config["task"][TARGET])
+
+
+def _check_labels(data: Mapping[str, Any], task: str) -> None:
+    """Raise ConfigError if the task does not fit a table of texts with or without labels."""
+    if data[TARGET] != TEXT_TABLE:
+        return
+    if data["label"] is None and task in CLASSIFICATIONS:
+        raise ConfigError(
+            "data.label=null: texts without labels are for prediction of the next token. Type task=next_token"
+        )
+    if data["label"] is not None and task == NEXT_TOKEN:
+        raise ConfigError(
+            f"task=next_token does not use the labels in data.label={data['label']}. Type data.label=null"
         )
 
 

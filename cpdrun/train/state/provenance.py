@@ -26,6 +26,7 @@ from cpdrun.record.fingerprint import (
 from cpdrun.train.ranks.torch_settings import numerics_facts
 
 PACKAGES = ("cpdrun", "torch", "torchvision", "numpy", "hydra-core", "omegaconf")
+NOT_DATA = ("cache_dir", "tokenizer")  # settings of the section `data` that are no paths of data
 DIFF_BYTES = 1 << 20  # the size at which code.diff is truncated
 
 
@@ -166,7 +167,7 @@ def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
     stated = getattr(data, "path", None)
     settings = config.get("data") or {}
     places = (
-        [stated] if stated else [v for k, v in settings.items() if isinstance(v, str) and k != "cache_dir"]
+        [stated] if stated else [v for k, v in settings.items() if isinstance(v, str) and k not in NOT_DATA]
     )
     for place in places:
         path = Path(place).expanduser()
