@@ -1,4 +1,4 @@
-"""A user's script that continues from a checkpoint with other batches for each seed, and prints the loss of each step."""
+"""A user's script that continues from a checkpoint, with other batches for each seed, and prints each loss."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Searches whose runs start from one checkpoint: stopped, continued, and with another checkpoint under the same name."""
+"""Searches whose runs start from one checkpoint: stopped, continued, and after a change of the checkpoint."""
 
 import json
 import runpy
