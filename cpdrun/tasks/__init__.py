@@ -12,6 +12,7 @@ and with optional attributes:
                                  batch.
     path, sha256                 The file or folder that contains the data, and a digest of its contents. The run record
                                  uses them to identify the data.
+    label_names                  The names of the classes, in the order of their numbers, for the run record.
     anything else                Facts that a model or a task may use as arguments. The built-in datasets have
                                  num_classes, in_channels, image_size (height and width in pixels), context, vocab_size
                                  and bytes_per_token.

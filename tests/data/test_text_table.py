@@ -1,5 +1,6 @@
 """data=text_table and data=text_files: tables and text files as tokens of a pretrained model's tokenizer."""
 
+import hashlib
 import json
 import socket
 import sys
@@ -158,6 +159,12 @@ def test_the_hashed_split_ignores_the_order_and_keeps_equal_texts_together(make,
     assert parts[0] == parts[1] and 8 <= len(parts[0][1]) <= 32
 
 
+def test_the_hashed_split_divides_rows_that_were_chosen_by_their_digests(make, tmp_path):
+    texts = sorted(map(str, range(1000)), key=lambda text: hashlib.sha256(text.encode()).digest())[:100]
+    path = csv(tmp_path / "t.csv", texts, ["a", "b"] * 50)
+    assert 10 <= len(make(train=path, test=None, test_fraction=0.25).test) <= 40
+
+
 def test_several_columns_are_joined_by_a_newline(make, tmp_path):
     path = csv(tmp_path / "t.csv", title=[f"title {i}" for i in range(6)])
     joined = make(train=path, test=path, text=["title", "text"])
@@ -200,6 +207,7 @@ def write(path, text):
         ({"train": None}, r"give the table with either data\.train=FILE or data\.dataset=NAME"),
         ({"dataset": "x"}, r"data\.train=FILE or"),
         ({"test_fraction": 1.5, "test": None}, r"data\.test_fraction must lie between 0 and 1, not 1\.5"),
+        ({"text": []}, r"data\.text must name a column"),
         ({"context": 0}, r"data\.context must be at least 1"),
         ({"text": "texts"}, r"data\.text=texts: train\.csv has no such column \(did you mean 'text'\?\)\. It has"),
         ({"label": "class"}, r"data\.label=class: train\.csv has no such column\. It has text, label"),
@@ -256,6 +264,7 @@ def test_a_folder_is_read_by_the_library_datasets(make, tmp_path, monkeypatch):
     here = make(train=None, dataset=str(folder))
     assert (len(here.train), len(here.test)) == (6, 2)
     assert here.sha256 == make(test=str(folder / "test.csv")).sha256
+    assert here.path == str(folder)
     some = make(train=None, dataset=str(folder), train_split="train[:4]", test_split="train[4:]")
     assert (len(some.train), len(some.test)) == (4, 2)
     with pytest.raises(DataError, match=r"the split valid cannot be loaded: Unknown split .valid."):
@@ -381,6 +390,11 @@ def test_sizes_can_be_limited(folder, tokenizer_dir):
 def test_settings_of_text_files_that_do_not_fit_are_one_line(folder, tokenizer_dir, changed, message):
     with pytest.raises(DataError, match=message):
         text_files(folder, tokenizer_dir, **changed)
+
+
+def test_a_part_of_a_split_can_be_typed():
+    run = planned("data.dataset=some/name", 'data.train_split="train[:2000]"', "data.tokenizer=some/name")
+    assert run.config["data"]["train_split"] == "train[:2000]"
 
 
 def planned(*typed):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,12 +64,20 @@ def read_files(key: str, paths: str | Sequence[str], text: Sequence[str], label:
     return rows
 
 
-def read_dataset(name: str, config: str | None, split: str, text: Sequence[str], label: str | None) -> Rows:
+def read_dataset(
+    name: str,
+    config: str | None,
+    revision: str | None,
+    split: str,
+    text: Sequence[str],
+    label: str | None,
+) -> Rows:
     """Return the rows of one split of a dataset of the Hugging Face hub, or of a folder that `datasets` can read.
 
     Args:
         name: The name of the dataset, or a folder. A folder is read without any access to the network.
         config: The name of the configuration, if the dataset has several.
+        revision: The branch, tag or commit on the hub. With None, it is the newest one.
         split: The name of the split, such as train or train[:1000].
         text: The columns of the text. Several columns are joined by a newline.
         label: The column of the labels. With None, labels are not read.
@@ -86,10 +95,8 @@ def read_dataset(name: str, config: str | None, split: str, text: Sequence[str],
     datasets.disable_progress_bars()
     place = str(folder) if folder.is_dir() else name
     try:
-        table = datasets.load_dataset(place, config, split=split).to_pandas()
-    except (
-        Exception
-    ) as error:  # The library raises many kinds of exceptions for datasets that it cannot read.
+        table = datasets.load_dataset(place, config, split=split, revision=revision).to_pandas()
+    except Exception as error:  # The library raises many kinds of exceptions.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"data.dataset={name}: the split {split} cannot be loaded: {reason}") from None
     rows = Rows()
@@ -119,8 +126,10 @@ def _read(key: str, file: Path, columns: list[str]) -> pd.DataFrame:
         return readers[suffix](file)
     except ImportError:
         raise DataError(f"data.{key}={file} needs the library pyarrow: {INSTALL}") from None
-    except OSError as error:
-        raise DataError(f"data.{key}: {file} cannot be read: {error.strerror or error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"data.{key}: {file} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     except ValueError as error:  # also the errors of the parsers
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"data.{key}: {file} is not a table in the format {suffix}: {reason}") from None

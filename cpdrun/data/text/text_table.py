@@ -5,6 +5,7 @@ Legend: B texts, T positions, N tokens, n texts of a set.
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from cpdrun.data.text.text import Windows
 from cpdrun.data.text.tokenizer import bytes_per_token, encode, load_tokenizer, pack, pad_token_id
 
 Inputs = dict[str, Tensor]
+# The prefix makes the split independent of earlier choices by the digests of the texts, as in `PackageText`.
+SPLIT = b"test set:"
 
 
 class TokenizedTexts(Dataset):
@@ -78,10 +81,11 @@ class TextTable:
         test: The file or files of the test set. With None, rows of the training files are the test set.
         dataset: The name of a dataset on the Hugging Face hub, or a folder, in place of files.
         dataset_config: The configuration of this dataset.
+        dataset_revision: The branch, tag or commit of this dataset on the hub. With None, it is the newest one.
         train_split: The split of this dataset that is the training set.
         test_split: The split that is the test set. With None, rows of the training split are the test set.
         test_fraction: The fraction of the rows that is the test set if there is no file or split for it. A row belongs
-            to the test set if the SHA-256 digest of its text, as a fraction of 2**256, is smaller.
+            to the test set if the SHA-256 digest of SPLIT and its text, as a fraction of 2**256, is smaller.
         text: The column of the text. Several columns are joined by a newline.
         label: The column of the label, strings or whole numbers. With None, there are no labels.
         context: The largest number of tokens of a text, or the number of tokens T of a sample without labels.
@@ -96,7 +100,7 @@ class TextTable:
         num_classes: The number of classes. Only for classification.
         pad_token_id: The token that fills short texts. Only for classification.
         bytes_per_token: The average number of bytes of the tokens to predict in the test set. Only without labels.
-        path: The first file or the folder, if there is one.
+        path: The first file or the folder. None for a dataset on the hub.
         sha256: The SHA-256 digest of the texts, their labels and their tokens.
 
     Raises:
@@ -104,6 +108,7 @@ class TextTable:
             unusable.
     """
 
+    path: str | None
     train: TokenizedTexts | Windows
     test: TokenizedTexts | Windows
 
@@ -113,6 +118,7 @@ class TextTable:
         test: str | list[str] | None,
         dataset: str | None,
         dataset_config: str | None,
+        dataset_revision: str | None,
         train_split: str,
         test_split: str | None,
         test_fraction: float,
@@ -132,15 +138,27 @@ class TextTable:
         if context < 1:
             raise DataError(f"data.context must be at least 1, not {context}")
         columns = [text] if isinstance(text, str) else text
+        if not columns:
+            raise DataError("data.text must name a column, or several columns, such as [title,body]")
         if train is not None:
             rows = read_files("train", train, columns, label)
             test_rows = None if test is None else read_files("test", test, columns, label)
             self.path = train if isinstance(train, str) else train[0]
-            self._check_digest(files_sha256, {"train": train} | ({} if test is None else {"test": test}))
+            read = {"train": train} | ({} if test is None else {"test": test})
         else:
             splits = [train_split] if test_split is None else [train_split, test_split]
-            both = [read_dataset(str(dataset), dataset_config, split, columns, label) for split in splits]
+            name = str(dataset)
+            both = [
+                read_dataset(name, dataset_config, dataset_revision, split, columns, label)
+                for split in splits
+            ]
             rows, test_rows = both[0], both[1] if test_split else None
+            self.path = name if Path(name).expanduser().is_dir() else None
+            read = {"dataset": name} if self.path else {}
+        if files_sha256 is not None and digest_files(read) != files_sha256:
+            raise DataError(
+                "the table has changed since the run was planned, or data.files_sha256 belongs to another one"
+            )
         self.context = context
         loaded = load_tokenizer(tokenizer)
         if test_rows is None:
@@ -158,12 +176,6 @@ class TextTable:
         for tokens_N in tokens:
             digest.update(tokens_N.numpy().tobytes())
         self.sha256 = digest.hexdigest()
-
-    def _check_digest(self, sha256: str | None, files: dict[str, Any]) -> None:
-        if sha256 is not None and digest_files(files) != sha256:
-            raise DataError(
-                "the table has changed since the run was planned, or data.files_sha256 belongs to another one"
-            )
 
     def _pack(self, tokenizer: Any, train: Rows, test: Rows) -> list[Tensor]:
         """Make both sets for prediction of the next token and return their tokens."""
@@ -201,7 +213,7 @@ class TextTable:
 
 
 def split_by_digest(rows: Rows, test_fraction: float) -> tuple[Rows, Rows]:
-    """Divide rows into a training set and a test set by the SHA-256 digests of their texts.
+    """Divide rows into a training set and a test set by the SHA-256 digests of SPLIT and their texts.
 
     Equal texts are always in the same set, and the result does not depend on the order of the rows.
 
@@ -213,7 +225,7 @@ def split_by_digest(rows: Rows, test_fraction: float) -> tuple[Rows, Rows]:
     below = int(test_fraction * 2**256)
     parts: tuple[list[int], list[int]] = ([], [])
     for i, text in enumerate(rows.texts):
-        digest = hashlib.sha256(text.encode(errors="replace")).digest()
+        digest = hashlib.sha256(SPLIT + text.encode(errors="replace")).digest()
         parts[int.from_bytes(digest) < below].append(i)
     return rows.subset(parts[0]), rows.subset(parts[1])
 
