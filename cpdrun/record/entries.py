@@ -165,10 +165,9 @@ class EpochRow(Entry):
     metrics: dict[str, float | None] = field(default_factory=dict)
     nonfinite_gradients: int | None = None  # the number of inf and NaN in the gradients of this epoch
     layers: dict[str, Any] | None = None  # the last statistics of each layer
-    step_losses: list[float | None] | None = (
-        None  # the mean training loss of each step, if a run has `init_from`
-    )
     train_seconds: float = 0.0
+    # The mean training loss of each step. Only runs with `init_from` have it.
+    step_losses: list[float | None] | None = None
 
     @classmethod
     def read(cls, value: Any) -> Self | None:
