@@ -53,6 +53,7 @@ UNUSED: dict[str, Any] = {
     "give_up_after": None,
     "init_into": None,
     "init_skip": [],
+    "init_optimizer": False,
     "init_sha256": None,
     "precision.aps": False,
     "precision.rules": [],

@@ -62,7 +62,7 @@ def _identified_folder(
     folder = _folder(name)
     if folder is not None:
         files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
-        sha256 = _joined(f"{file.name} {_sha256(f'{section}.{key}', file)}" for file in files)
+        sha256 = _joined(f"{file.name} {sha256_of(f'{section}.{key}', file)}" for file in files)
         return {key: str(folder), digest: sha256}
     if isinstance(name, str) and name.startswith(("/", "~", "./", "../")):
         raise ConfigError(f"{section}.{key}={name}: {Path(name).expanduser().absolute()} is not a folder")
@@ -87,9 +87,9 @@ def digest_files(paths: Mapping[str, Any]) -> str:
     for key, value in paths.items():
         for path in value if isinstance(value, list) else [value]:
             root = Path(path)
-            for file in sorted(_below(root)):
+            for file in sorted(files_in(root)):
                 name = file.relative_to(root).as_posix() if key == DATASET else ""
-                lines.append(f"{key} {name} {_sha256(f'data.{key}', file)}")
+                lines.append(f"{key} {name} {sha256_of(f'data.{key}', file)}")
     return _joined(lines)
 
 
@@ -111,7 +111,7 @@ def _folder(name: Any) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _below(path: Path) -> Iterator[Path]:
+def files_in(path: Path) -> Iterator[Path]:
     """Yield a file, or the files below a folder except hidden ones."""
     if not path.is_dir():
         yield path
@@ -126,7 +126,12 @@ def _joined(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _sha256(key: str, file: Path) -> str:
+def sha256_of(key: str, file: Path) -> str:
+    """Return the SHA-256 digest of a file, which the given key of the config names.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
     try:
         found = file.stat()
         return _cached_sha256(file, found.st_size, found.st_mtime_ns)

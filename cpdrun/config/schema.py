@@ -249,6 +249,8 @@ class AnyRun(Struct, kw_only=True):
     full_precision: FullPrecision
     world_size: Positive
     seed: Whole
+    init_from: Text | None
+    init_sha256: Sha256 | None
     nproc: Positive
     threads: Positive
     device: Literal["auto", "cpu", "cuda"]
@@ -272,10 +274,9 @@ class TrainingRun(AnyRun, kw_only=True):
     epochs: Whole
     max_steps: Positive | None
     give_up_after: ShareOfEpochs | None
-    init_from: Text | None
     init_into: Text | None
     init_skip: Patterns
-    init_sha256: Sha256 | None
+    init_optimizer: bool
     label_smoothing: Share
     parameter_groups: ParameterGroups
     clip_norm: AboveZero | None
@@ -512,6 +513,11 @@ def _check_combinations(config: Mapping[str, Any], knows_format: bool) -> None:
         raise ConfigError(f"format={config['format']} has its own scales. Set aps=false")
     if not is_script(config):
         _check_training(config)
+    for key in ("init_into", "init_skip", "init_optimizer", "init_sha256"):
+        if config.get(key) and config["init_from"] is None:
+            raise ConfigError(
+                f"{key}={typed_form(config[key])} has no effect without init_from=PATH. Type init_from=PATH, too"
+            )
     world_size, nproc = config["world_size"], config["nproc"]
     if world_size % nproc:
         near = sorted(range(1, min(world_size, MOST_DIVISORS_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
@@ -533,12 +539,12 @@ def _check_training(config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"max_steps={config['max_steps']} has no effect with epochs=0, which trains nothing. Type epochs=1 or more"
         )
+    if config["init_optimizer"] and (config["init_into"] or config["init_skip"]):
+        raise ConfigError(
+            "init_optimizer=true needs the weights of the whole model. Remove init_into and init_skip, or type "
+            "init_optimizer=false"
+        )
     _check_labels(config["data"], config["task"][TARGET])
-    for key in ("init_into", "init_skip", "init_sha256"):
-        if config[key] and config["init_from"] is None:
-            raise ConfigError(
-                f"{key}={typed_form(config[key])} has no effect without init_from=PATH. Type init_from=PATH, too"
-            )
 
 
 def _check_labels(data: Mapping[str, Any], task: str) -> None:
