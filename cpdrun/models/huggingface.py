@@ -21,12 +21,12 @@ HEADS = {"classification": "AutoModelForSequenceClassification", "next_token": "
 
 def load_pretrained(
     name: str,
-    revision: str | None = None,
-    sha256: str | None = None,
-    head: str | None = None,
-    dtype: str = "fp32",
-    gradient_checkpointing: bool = False,
-    lora: Mapping[str, Any] | None = None,
+    revision: str | None,
+    sha256: str | None,
+    head: str | None,
+    dtype: str,
+    gradient_checkpointing: bool,
+    lora: Mapping[str, Any],
     num_classes: int | None = None,
     context: int | None = None,
     pad_token_id: int | None = None,
@@ -65,9 +65,8 @@ def load_pretrained(
     longest = getattr(model.config, "max_position_embeddings", None)
     if context is not None and longest is not None and context > longest:
         raise ValueError(f"data.context={context} is too long: {name} reads at most {longest} tokens")
-    rank = (lora or {}).get("rank")
-    if rank is not None:
-        model = _with_lora(model, head, **(lora or {}))
+    if lora["rank"] is not None:
+        model = _with_lora(model, head, **lora)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -136,9 +135,9 @@ def _with_lora(
     model: Any,
     head: str,
     rank: int,
-    alpha: float | None = None,
-    dropout: float = 0.0,
-    target_modules: list[str] | str | None = None,
+    alpha: float | None,
+    dropout: float,
+    target_modules: list[str] | str | None,
 ) -> nn.Module:
     """Freeze a model and add trainable low-rank adapters. A new classification head is trained, too."""
     try:
