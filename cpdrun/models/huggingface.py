@@ -135,7 +135,7 @@ def _with_lora(
     model: Any,
     head: str,
     rank: int,
-    alpha: float | None,
+    alpha: int | None,
     dropout: float,
     target_modules: list[str] | str | None,
 ) -> nn.Module:
