@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from cpdrun.attach.environment import ATTEMPT_DIR, NOT_FINITE, RUN_DIR
 from cpdrun.attach.script_process import BoundedLog, ScriptProcess
+from cpdrun.config.initial_weights import check_unchanged
 from cpdrun.config.script import SCRIPT, filled, found, has_launcher, stem, words
 from cpdrun.config.secrets import mask_text, revealed
 from cpdrun.errors import FAILED, OK, UserError
@@ -160,6 +161,7 @@ class _Rank:
 
     def _start(self) -> ScriptProcess:
         found(self.config)
+        check_unchanged(self.config)
         folder = Path(filled(self.script["work_dir"], self.config, self.run.path))
         if not folder.is_dir() and not self.script["work_dir"].startswith("{run_dir}"):
             raise UserError(f"script.work_dir={folder} does not exist")

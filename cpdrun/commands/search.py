@@ -171,8 +171,10 @@ def _show_results(
     Raises:
         UserError: The requested report could not be written. The results have been printed already.
     """
+    from cpdrun.report import fork_text
     from cpdrun.report.search_text import SearchDocument, describe_results, make_table, next_step
     from cpdrun.report.study_text import margin_text
+    from cpdrun.report.write import print_table
     from cpdrun.search.results import search_result
 
     output, trouble, report = arguments.output, None, ""
@@ -183,14 +185,20 @@ def _show_results(
             trouble = error
     lines, ladders = describe_results(results), len(results.question.ladders)
     output.print_lines(lines[:ladders])
+    result = search_result(results)
     if results.runs:
         output.console.print(make_table(results))
-    output.print_lines([*lines[ladders:], *forecast, *([report] if report else []), next_step(results)])
+    output.print_lines(lines[ladders:])
+    of_forks = fork_text.sentences(result.fork_tests, results.metric, result.confidence)
+    if of_forks:
+        output.print_lines(of_forks)
+        print_table(output.console, fork_text.shown(result.fork_tests, results.metric))
+    output.print_lines([*forecast, *([report] if report else []), next_step(results)])
     output.set_result(
         SearchDocument(
-            **vars(search_result(results)),
+            **vars(result),
             margin=margin_text(results.margin, results.metric),
-            says=lines,
+            says=[*lines, *of_forks],
             dry_run=arguments.dry_run,
             forecast=forecast,
             summaries=summaries,

@@ -160,7 +160,7 @@ def _notes(
 ) -> list[str]:
     """Return notes to read before any run starts."""
     from cpdrun.config.ignored_settings import ignored_settings
-    from cpdrun.config.script import seed_note
+    from cpdrun.config.script import checkpoint_note, seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice, own_class
 
@@ -171,8 +171,9 @@ def _notes(
         of_launcher += advice(jobs[0].config["launcher"], sweep.directory, jobs, options)
     here = executor is not None and executor.here
     ignored = ignored_settings(sweep.given, [run.config for run in sweep.runs])
-    seeds = seed_note(sweep.runs[0].config, sweep.typed)
-    return [*found.notes(here=here), *sweep.left_out, *seeds, *ignored, *of_launcher]
+    first = sweep.runs[0].config
+    of_script = [*seed_note(first, sweep.typed), *checkpoint_note(first, sweep.typed)]
+    return [*found.notes(here=here), *sweep.left_out, *of_script, *ignored, *of_launcher]
 
 
 def _train(

@@ -13,7 +13,8 @@ from typing import Any
 from custom_fp.formats.names import is_own, parse
 
 from cpdrun.config.class_names import CLASSIFICATION, FIRST_NAME, FIRST_TASK
-from cpdrun.config.overrides import INGREDIENTS, flatten
+from cpdrun.config.data_files import IDENTIFIED_BY
+from cpdrun.config.overrides import INGREDIENTS, flatten, get_key, has_key
 from cpdrun.config.script import METRIC_SETTINGS, is_script, stem
 from cpdrun.config.secrets import mask_value
 
@@ -52,6 +53,7 @@ UNUSED: dict[str, Any] = {
     "give_up_after": None,
     "init_into": None,
     "init_skip": [],
+    "init_optimizer": False,
     "init_sha256": None,
     "precision.aps": False,
     "precision.rules": [],
@@ -136,6 +138,8 @@ def identity_hash(config: Mapping[str, Any]) -> str:
     # nor its ingredients.
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
         unused += ["recipe", INGREDIENTS]
+    for digest, paths in IDENTIFIED_BY.items():
+        unused += paths if has_key(config, digest) and get_key(config, digest) else []
     data = config.get("data")
     # In the config of a script, the key `task` may be a text, such as `task: mnli`.
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:
@@ -147,7 +151,7 @@ def identity_hash(config: Mapping[str, Any]) -> str:
         if key.endswith("_target_") and isinstance(value, str)
         else _without_secrets(key, value)
         for key, value in flatten(config)
-        if _belongs(key, left_out) and key.split(".")[0] not in unused and not _is_unused(key, value)
+        if _belongs(key, left_out) and not {key, key.split(".")[0]} & {*unused} and not _is_unused(key, value)
     }
     if _has_blocks_along_sums(config.get("precision")):
         identity["precision.blocks"] = (

@@ -4,12 +4,10 @@ A run is planned for each combination of the axes' values, except excluded runs 
 """
 
 import contextlib
-import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,10 @@ from custom_fp.formats.names import parse as parse_format
 
 from cpdrun.config import script
 from cpdrun.config.compose import EXPERIMENT, Composer, resolve
+from cpdrun.config.data_files import find_data_files
 from cpdrun.config.errors import ConfigError
 from cpdrun.config.identity import hash_in, run_name
+from cpdrun.config.initial_weights import find_initial_weights
 from cpdrun.config.overrides import (
     Typed,
     delete_key,
@@ -342,8 +342,9 @@ def _planned(
     validate(config, imports=imports)
     if script.is_script(config):
         script.complete(config)
-    elif config["init_from"] is not None:
-        find_initial_weights(config)
+    else:
+        find_data_files(config)
+    find_initial_weights(config)
     fixed = [
         t.text
         for t in request.typed
@@ -372,32 +373,3 @@ def _described(rule: Rule) -> str:
         else:
             words.append(str(value) if key == "format" else f"{key}={typed_form(value)}")
     return " ".join(words)
-
-
-def find_initial_weights(config: dict[str, Any]) -> None:
-    """Make `init_from` absolute and set `init_sha256`, in place.
-
-    The path must be absolute because the run may be started in another folder.
-
-    Raises:
-        ConfigError: The file cannot be read, or the config has another digest.
-    """
-    path = Path(config["init_from"]).expanduser().absolute()
-    try:
-        found = path.stat()
-        digest = _sha256(path, found.st_size, found.st_mtime_ns)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"init_from={config['init_from']}: {path} cannot be read: {reason}") from None
-    if config["init_sha256"] not in (None, digest):
-        raise ConfigError(
-            f"init_sha256={config['init_sha256']} does not match: {path} has the digest {digest}"
-        )
-    config["init_from"], config["init_sha256"] = str(path), digest
-
-
-@cache
-def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
-    """Return a file's SHA-256 digest, cached until its size or modification time changes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

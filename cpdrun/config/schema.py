@@ -28,6 +28,9 @@ FORMATS = "cpdrun.train.precision.run_formats.Formats"
 ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
 MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc
 NUMBER_OR_WORD = ("precision.loss_scale",)  # a number or the word dynamic
+TEXT_TABLE = "cpdrun.data.text.text_table.TextTable"
+CLASSIFICATIONS = ("cpdrun.tasks.classification.Classification", "cpdrun.tasks.top5.Top5")
+NEXT_TOKEN = "cpdrun.tasks.next_token.NextToken"
 ONE_OR_SEVERAL = ("screen.low.",)  # prefixes of keys whose value may be a list or a single item
 
 
@@ -245,6 +248,8 @@ class AnyRun(Struct, kw_only=True):
     full_precision: FullPrecision
     world_size: Positive
     seed: Whole
+    init_from: Text | None
+    init_sha256: Sha256 | None
     nproc: Positive
     threads: Positive
     device: Literal["auto", "cpu", "cuda"]
@@ -268,10 +273,9 @@ class TrainingRun(AnyRun, kw_only=True):
     epochs: Whole
     max_steps: Positive | None
     give_up_after: ShareOfEpochs | None
-    init_from: Text | None
     init_into: Text | None
     init_skip: Patterns
-    init_sha256: Sha256 | None
+    init_optimizer: bool
     label_smoothing: Share
     parameter_groups: ParameterGroups
     clip_norm: AboveZero | None
@@ -508,6 +512,11 @@ def _check_combinations(config: Mapping[str, Any], knows_format: bool) -> None:
         raise ConfigError(f"format={config['format']} has its own scales. Set aps=false")
     if not is_script(config):
         _check_training(config)
+    for key in ("init_into", "init_skip", "init_optimizer", "init_sha256"):
+        if config.get(key) and config["init_from"] is None:
+            raise ConfigError(
+                f"{key}={typed_form(config[key])} has no effect without init_from=PATH. Type init_from=PATH, too"
+            )
     world_size, nproc = config["world_size"], config["nproc"]
     if world_size % nproc:
         near = sorted(range(1, min(world_size, MOST_DIVISORS_TRIED) + 1), key=lambda n: (abs(n - nproc), n))
@@ -529,11 +538,26 @@ def _check_training(config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"max_steps={config['max_steps']} has no effect with epochs=0, which trains nothing. Type epochs=1 or more"
         )
-    for key in ("init_into", "init_skip", "init_sha256"):
-        if config[key] and config["init_from"] is None:
-            raise ConfigError(
-                f"{key}={typed_form(config[key])} has no effect without init_from=PATH. Type init_from=PATH, too"
-            )
+    if config["init_optimizer"] and (config["init_into"] or config["init_skip"]):
+        raise ConfigError(
+            "init_optimizer=true needs the weights of the whole model. Remove init_into and init_skip, or type "
+            "init_optimizer=false"
+        )
+    _check_labels(config["data"], config["task"][TARGET])
+
+
+def _check_labels(data: Mapping[str, Any], task: str) -> None:
+    """Raise ConfigError if the task does not fit a table of texts with or without labels."""
+    if data[TARGET] != TEXT_TABLE:
+        return
+    if data["label"] is None and task in CLASSIFICATIONS:
+        raise ConfigError(
+            "data.label=null: texts without labels are for prediction of the next token. Type task=next_token"
+        )
+    if data["label"] is not None and task == NEXT_TOKEN:
+        raise ConfigError(
+            f"task=next_token does not use the labels in data.label={data['label']}. Type data.label=null"
+        )
 
 
 def json_schema_of(kind: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ OF_METRICS = ("script.metrics.", "script.direction.")  # The name after such a p
 METRIC_SETTINGS = ("metrics", "metric", "direction", "value", "jsonl", "csv", "tensorboard")
 FILES = ("jsonl", "csv", "tensorboard")
 MODULE = re.compile(r"-m\s+(\S+)")
-PLACEHOLDERS = ("seed", "run_dir", "nproc", "port")
+PLACEHOLDERS = ("seed", "run_dir", "nproc", "port", "init_from")
 BRACES = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")  # {{name}} is a literal {name}
 PLACES = ("epoch", "step")  # metric names that measure progress, not quality
 NUMBER = r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -123,6 +123,15 @@ def seed_note(config: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
     ]
 
 
+def checkpoint_note(config: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """Return a note if an argument of the script names a checkpoint, so that `init_from` is set without being typed."""
+    if not is_script(config) or not config["init_from"] or any(t.startswith("init_from=") for t in typed):
+        return []
+    return [
+        f"the script starts from {config['init_from']}, so the content of this checkpoint identifies the runs"
+    ]
+
+
 def find(path: str, folder: Path | None = None) -> Path:
     """Return the path of the script `train.py` or `-m package.train`, relative to `folder` (default: the current one).
 
@@ -176,16 +185,21 @@ def stem(script: Mapping[str, Any]) -> str:
 
 def words(config: Mapping[str, Any], run_dir: Path, port: int | None = None) -> list[str]:
     """Return the list of arguments that the run passes to the script."""
+    return [filled(word, config, run_dir, port) for word in typed_words(config)]
+
+
+def typed_words(config: Mapping[str, Any]) -> list[str]:
+    """Return the list of arguments with their placeholders, such as {seed}."""
     script = config[SCRIPT]
-    given = shlex.split(script["arguments"])
     style = _as_hydra if script["args_style"] == "hydra" else _as_flags
-    given += [word for key, value in _leaves(script["args"]) for word in style(key, value)]
-    return [filled(word, config, run_dir, port) for word in given]
+    of_args = [word for key, value in _leaves(script["args"]) for word in style(key, value)]
+    return [*shlex.split(script["arguments"]), *of_args]
 
 
 def filled(text: str, config: Mapping[str, Any], run_dir: Path, port: int | None = None) -> str:
-    """Return `text` with {seed}, {run_dir}, {nproc} and {port} replaced, and {{name}} as {name}."""
+    """Return `text` with the placeholders replaced, such as {seed}, and {{name}} as {name}."""
     values = {"seed": config["seed"], "run_dir": run_dir, "nproc": config["nproc"], "port": port}
+    values["init_from"] = config.get("init_from")
 
     def replaced(match: re.Match) -> str:
         return f"{{{match[1]}}}" if match[1] else str(values.get(match[2], match[0]))

@@ -21,6 +21,7 @@ NO_FACTS = (
     "augment",
     "path",
     "sha256",
+    "label_names",
 )  # attributes that are not passed to models and tasks
 
 

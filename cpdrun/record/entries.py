@@ -158,7 +158,7 @@ class Progress(Entry):
 class EpochRow(Entry):
     """A line of metrics.jsonl. Metrics are keys of the line itself."""
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ("nonfinite_gradients", "layers")
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("nonfinite_gradients", "layers", "step_losses")
 
     epoch: int
     step: int = 0
@@ -166,6 +166,8 @@ class EpochRow(Entry):
     nonfinite_gradients: int | None = None  # the number of inf and NaN in the gradients of this epoch
     layers: dict[str, Any] | None = None  # the last statistics of each layer
     train_seconds: float = 0.0
+    # The mean training loss of each step. Only runs with `init_from` have it.
+    step_losses: list[float | None] | None = None
 
     @classmethod
     def read(cls, value: Any) -> Self | None:

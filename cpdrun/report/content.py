@@ -14,12 +14,13 @@ from cpdrun.config.margin import Typed
 from cpdrun.costmodel import CalibrationError, Network, network
 from cpdrun.costmodel.crossover import crossover
 from cpdrun.record import SweepDir
-from cpdrun.report import answers_text, tables
+from cpdrun.report import answers_text, fork_text, tables
 from cpdrun.report import crossover as crossover_text
 from cpdrun.report.best_of import best_table
 from cpdrun.report.cost import COSTS
 from cpdrun.report.layout_table import layout_table
 from cpdrun.study import ReportUsageError, answers
+from cpdrun.study.fork_test import ForkTest, fork_tests
 from cpdrun.study.pareto import front_rows
 from cpdrun.study.reader import read_study
 from cpdrun.study.study import Study
@@ -98,6 +99,8 @@ class Content:
         best: Each format at its best value of the tuned axes; None if no axis is tuned.
         layout: The table with the requested axes; None if none were requested.
         crossover: The predicted step times; None without a usable calibration.
+        forks: The gaps over the steps; None if no runs start from a checkpoint.
+        fork_tests: The same as plain data.
         fronts: The Pareto front and its knee for each cost that varies within a facet.
     """
 
@@ -112,6 +115,8 @@ class Content:
     best: NamedTable | None
     layout: NamedTable | None
     crossover: NamedTable | None
+    forks: NamedTable | None
+    fork_tests: list[ForkTest]
     fronts: list[dict[str, Any]]
 
 
@@ -135,6 +140,7 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
     next_command = answers.next_command(study, sweeps)
     answer, matrix = answers_text.headline(study, next_command)
     predicted, reason = _crossover(study, sweeps)
+    forks = fork_tests(study)
     return Content(
         study=study,
         sweeps=sweeps,
@@ -147,6 +153,8 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
         best=_best(study),
         layout=layout,
         crossover=predicted,
+        forks=_forks(study, forks),
+        fork_tests=forks,
         fronts=front_rows(study, {key: cost.find for key, cost in COSTS.items()}),
     )
 
@@ -154,6 +162,14 @@ def read_content(sweeps: Sequence[SweepDir], options: ReportOptions) -> Content:
 def _best(study: Study) -> NamedTable | None:
     found = best_table(study)
     return None if found is None else NamedTable("best_of", "Each at its best", *found)
+
+
+def _forks(study: Study, tests: list[ForkTest]) -> NamedTable | None:
+    if not tests:
+        return None
+    shown, numbers = fork_text.shown(tests, study.metric), fork_text.numbers(tests)
+    sentences = fork_text.sentences(tests, study.metric, study.ci)
+    return NamedTable("fork_test", "Gap over the steps", numbers, shown, sentences)
 
 
 def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTable | None:

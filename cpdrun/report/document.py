@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cpdrun.study.answers import LadderVerdict
+from cpdrun.study.fork_test import ForkTest
 
 
 @dataclass
@@ -20,6 +21,7 @@ class ReportDocument:
         fronts: The Pareto front and its knee for each cost that varies within a facet.
         crossover: The predicted step times. Empty if they cannot be predicted.
         files: The paths of the written files.
+        fork_tests: The gaps over the steps, if runs start from a checkpoint.
         layout: The rows of the table with the requested axes. Empty if none were requested.
     """
 
@@ -31,6 +33,7 @@ class ReportDocument:
     fronts: list[dict[str, Any]]
     crossover: list[dict[str, Any]]
     files: list[Path]
+    fork_tests: list[ForkTest] = field(default_factory=list)
     layout: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -67,6 +67,7 @@ class Report:
             fronts=self.content.fronts,
             crossover=[] if crossover is None else _records(crossover.numbers),
             files=self.files,
+            fork_tests=self.content.fork_tests,
             layout=[] if layout is None else _records(layout.numbers),
         )
 
@@ -163,6 +164,7 @@ def _write_tables(
         if kind == "md":
             _put_before(files[-1], answer, content.matrix, content.notes)
         named = {"best_of": content.best, "pivot": content.layout, "crossover": content.crossover}
+        named |= {"fork_test": content.forks}
         for name, one in named.items():
             if one is not None:
                 files.append(_write_named(one, folder, kind))
@@ -206,10 +208,13 @@ def _print_answer(console: Console, content: Content) -> None:
     _print_lines(console, [*content.answer, *content.costs], style="bold")
     for shown in [content.matrix, *(table.shown for table in (content.best, content.layout) if table)]:
         if shown is not None:
-            _print_table(console, shown)
-    _print_table(console, tables.brief(study), [group.is_baseline for group in study.groups])
+            print_table(console, shown)
+    print_table(console, tables.brief(study), [group.is_baseline for group in study.groups])
     if content.crossover is not None:
         _print_lines(console, content.crossover.sentences, style="bold")
+    if content.forks is not None:
+        _print_lines(console, content.forks.sentences, style="bold")
+        print_table(console, content.forks.shown)
     _print_lines(console, [f"note: {note}" for note in content.notes], style="yellow")
 
 
@@ -228,7 +233,7 @@ def _print_files(console: Console, folder: Path, files: Sequence[Path]) -> None:
     _print_lines(console, [f"Open {file}" for file in first[:1]] + [f"In {folder}: {', '.join(others)}"])
 
 
-def _print_table(console: Console, shown: tables.Shown, bold: Sequence[bool] = ()) -> None:
+def print_table(console: Console, shown: tables.Shown, bold: Sequence[bool] = ()) -> None:
     """Print a table. A terminal folds the table to its own width, but a file gets the table in its full width."""
     table = markup.terminal(shown, bold, console.encoding)
     width = console.width

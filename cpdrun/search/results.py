@@ -9,6 +9,7 @@ from typing import Any, Literal
 from cpdrun.config.manifest import LEDGER, read_ledger
 from cpdrun.config.script import is_script
 from cpdrun.costmodel.costs import rounded_share
+from cpdrun.record import RunDir
 from cpdrun.search.initial_width import (
     choose_starts,
     predicted_width,
@@ -26,6 +27,7 @@ from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import mean
 from cpdrun.study.answers import finite
 from cpdrun.study.collect import RECIPE
+from cpdrun.study.fork_test import ForkTest, fork_test
 from cpdrun.study.formats import mean_operand_bits
 from cpdrun.study.margin import Margin, choose_margin
 from cpdrun.study.metric import Metric, learnt, worst
@@ -452,6 +454,7 @@ class SearchResult:
         error_left: The error probability that is left for further hypotheses.
         chains: The result of each ladder.
         tune: The tuned keys; None if nothing is tuned.
+        fork_tests: The gaps over the steps, if the runs start from a checkpoint.
     """
 
     sweep: str
@@ -465,6 +468,7 @@ class SearchResult:
     error_left: float
     chains: list[LadderResult]
     tune: TuneResult | None
+    fork_tests: list[ForkTest]
 
 
 def search_result(results: Results) -> SearchResult:
@@ -484,7 +488,32 @@ def search_result(results: Results) -> SearchResult:
         tune=TuneResult(dict(tuning.keys), list(tuning.seeds), tuning.runs_ended(results.ended))
         if tuning
         else None,
+        fork_tests=fork_tests(results),
     )
+
+
+def fork_tests(results: Results) -> list[ForkTest]:
+    """Return the gaps over the steps for each baseline, if the runs start from a checkpoint."""
+    if next(iter(results.cells.values()))[0].config.get("init_from") is None:
+        return []
+    labels = baseline_labels(results, results.states())
+    found = []
+    for baseline, label in labels.items():
+        ladders = [ladder for ladder in results.question.ladders if ladder.baseline == baseline]
+        candidates = [c for ladder in ladders for width in ladder.widths for c in width]
+        runs = {candidate.label: _paired_runs(results, candidate.name) for candidate in candidates}
+        setting = ladders[0].label if len(labels) > 1 else ""
+        theirs = label, _paired_runs(results, baseline)
+        found.append(
+            fork_test(setting, theirs, runs, results.metric, results.question.settings.confidence / 100)
+        )
+    return [each for each in found if each is not None]
+
+
+def _paired_runs(results: Results, cell: str) -> dict[int, RunDir]:
+    """Return the runs of a cell, or of its chosen arm, that may be in pairs, by seed."""
+    name = results.chosen.get(cell, cell)
+    return {seed: results.run((name, seed)) for seed in results.paired(name)}
 
 
 def _ladder_result(results: Results, state: LadderState) -> LadderResult:

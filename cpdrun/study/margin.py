@@ -16,6 +16,7 @@ from decimal import ROUND_FLOOR, Decimal
 from cpdrun.config.margin import Typed
 from cpdrun.record import RunDir
 from cpdrun.study.metric import Metric, guess
+from cpdrun.study.records import checkpoint_of
 
 DEFAULT = "2%"  # This is the default margin for metrics that are not shares.
 DEFAULT_POINTS = 0.5  # This is the default margin for shares, in points.
@@ -31,11 +32,13 @@ class Course:
         final: The value after training.
         untrained: The value before training. NaN if it is unknown.
         source: The origin of `untrained`: "a guess", "the first logged value", or "" if it is unknown.
+        starts_trained: Whether the run starts from a checkpoint (`init_from`), so that its improvement may be small.
     """
 
     final: float
     untrained: float = math.nan
     source: str = ""
+    starts_trained: bool = False
 
     def improvement(self, metric: Metric) -> float:
         """Return how much better the final value is than the untrained one. NaN if unknown."""
@@ -57,7 +60,7 @@ def course_of(run: RunDir, metric: Metric, final: float, classes: float) -> Cour
             if value is None or not math.isfinite(value):
                 continue
             if math.isfinite(first):  # If no second value followed, the first value would be the final one.
-                return Course(final, first, "the first logged value")
+                return Course(final, first, "the first logged value", checkpoint_of(run) is not None)
             first = value
     except (OSError, RecursionError):  # The file may be missing or unreadable, or may be a folder.
         pass
@@ -123,6 +126,8 @@ def _margin(
         # The first logged value does not limit the margin of a share. The model may learn nearly everything in the
         # first epoch, and the unit of the margin, points, is known anyway.
         improvement = math.nan
+    if course.starts_trained and not is_default:
+        improvement = math.nan  # A trained model hardly improves any more.
     if isinstance(asked, str):
         if metric.is_fraction:
             return _no_margin(
@@ -145,10 +150,13 @@ def _margin(
             f"{baseline} itself did not improve: its {name} went from {path}{_hint(course, name)}"
         )
     if math.isnan(improvement) and not metric.is_fraction and shown > LARGEST_SHARE * abs(course.final):
+        unknown = f"{name} was logged only once, so that nothing tells how much {baseline} learned"
+        way_out = f", or let the script log {name} once before it trains"
+        if course.starts_trained:
+            unknown, way_out = "the runs start from a checkpoint", ""
         return _no_margin(
             f"the margin {metric.show_tolerance(shown)} is more than half of {baseline}'s own {name}, {final}, and "
-            f"{name} was logged only once, so that nothing tells how much {baseline} learned. Type a smaller margin, "
-            f"in the unit of {name} or as a percentage such as 2%, or let the script log {name} once before it trains"
+            f"{unknown}. Type a smaller margin, in the unit of {name} or as a percentage such as 2%{way_out}"
         )
     if shown / metric.scale > LARGEST_SHARE * improvement:
         return _no_margin(

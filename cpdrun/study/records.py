@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cpdrun.record import OBSERVED_LAYOUT, EpochRow, RunDir, read_arrays
+from cpdrun.record import OBSERVED_LAYOUT, EpochRow, RunDir, read_arrays, read_config
 
 
 def rows_of(run: RunDir) -> list[EpochRow]:
@@ -40,6 +40,15 @@ def unit_of(runs: Iterable[RunDir]) -> str:
         except (OSError, RecursionError):
             continue
     return "epoch"
+
+
+def checkpoint_of(run: RunDir) -> str | None:
+    """Return the path of the checkpoint from which a run started (`init_from`). None if there is none."""
+    try:
+        found = read_config(run).get("init_from")
+    except (OSError, ValueError):  # Records from elsewhere may have no config.
+        return None
+    return None if found is None else str(found)
 
 
 ROLES = ("gradient", "weight", "activation", "output_gradient", "update")

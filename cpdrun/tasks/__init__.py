@@ -12,6 +12,7 @@ and with optional attributes:
                                  batch.
     path, sha256                 The file or folder that contains the data, and a digest of its contents. The run record
                                  uses them to identify the data.
+    label_names                  The names of the classes, in the order of their numbers, for the run record.
     anything else                Facts that a model or a task may use as arguments. The built-in datasets have
                                  num_classes, in_channels, image_size (height and width in pixels), context, vocab_size
                                  and bytes_per_token.
@@ -21,6 +22,9 @@ tensors, or tuples, lists and dicts of them. The function default_collate of tor
 dataset may have:
     fetch_batch(indices)                  Returns a whole batch at once.
     fetch_augmented(indices, generator)   The same for a training batch, with random changes made during decoding.
+    stack_batches(batches)                Returns the batches of several workers as one batch, whose first dimension is
+                                          that of the workers. With emulation=batched or chunked, a dataset needs it if
+                                          its batches have different shapes.
     y_N                                   All targets, from which a partition by classes reads the classes without
                                           reading samples.
     set_epoch(n)                          For an IterableDataset: called before pass n over the data, counted from 0.

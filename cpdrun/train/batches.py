@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from cpdrun.data.base import Batch, Data, IndexedDataset, augmented, fetch_batch
@@ -81,6 +81,11 @@ class Batches:
             assert place == (step, worker), f"planned {place}, requested {(step, worker)}"
         batch = augmented(self.data, _to(self.device, batch), generator("augment", self.seed, step, worker))
         return tree_map_only(Tensor, _channels_last, batch) if self.channels_last else batch
+
+    def stacked(self, batches: Sequence[Batch]) -> Batch:
+        """Return the batches of several workers as one batch, whose first dimension is that of the workers."""
+        stack = getattr(self.data.train, "stack_batches", None)
+        return tree_map(lambda *t: torch.stack(t), *batches) if stack is None else stack(batches)
 
     def first_samples(self, samples: int) -> Batch:
         """Return the first training samples without augmentation."""

@@ -97,6 +97,8 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
         learner.check(config, precision, sync)
     except ValueError as error:
         raise BuildError(str(error)) from None
+    if config.get("init_optimizer"):
+        load_initial_optimizer(config, optimizer, learner)
     with naming("schedule"):
         schedule(0.0, duration.length)
     return Parts(
@@ -277,8 +279,27 @@ def load_initial_weights(config: dict[str, Any], model: nn.Module) -> None:
     """
     if config.get("init_from") is not None:
         with naming("init_from"):
-            path = Path(config["init_from"])
-            InitFrom(path, config["init_sha256"], config["init_into"], config["init_skip"]).load_into(model)
+            _init_from(config).load_into(model)
+
+
+def load_initial_optimizer(config: dict[str, Any], optimizer: Optimizer, learner: type) -> None:
+    """Load the state of the optimizer from the file in init_from.
+
+    Raises:
+        BuildError: The file has no state that fits the optimizer, or each worker has an optimizer of its own.
+    """
+    if not learner.loads_optimizer:  # type: ignore[attr-defined]
+        raise BuildError(
+            "init_optimizer=true: with this sync, workers have optimizers of their own. Type sync=all_reduce, or "
+            "init_optimizer=false"
+        )
+    with naming("init_from"):
+        _init_from(config).load_into_optimizer(optimizer)
+
+
+def _init_from(config: dict[str, Any]) -> InitFrom:
+    path = Path(config["init_from"])
+    return InitFrom(path, config["init_sha256"], config["init_into"], config["init_skip"])
 
 
 def build_optimizer(config: dict[str, Any], model: nn.Module) -> Callable[[list[nn.Parameter]], Optimizer]:

@@ -142,7 +142,8 @@ def train(
                     learner.observer.save()
                     raise Preempted
 
-        train_loss = workers.sum_of_disjoint(progress.losses_SxN).mean().item()
+        losses_SxN = workers.sum_of_disjoint(progress.losses_SxN)
+        train_loss = losses_SxN.mean().item()
         evaluation = learner.evaluate()
         progress.metrics = {"train_loss": train_loss, **evaluation.metrics}
         progress.update_best(judged_by, measures[judged_by])
@@ -153,6 +154,7 @@ def train(
             metrics={**progress.metrics},
             nonfinite_gradients=progress.nonfinite,
             layers=progress.layers,
+            step_losses=losses_SxN.mean(1).tolist() if config.get("init_from") else None,
             train_seconds=progress.train_seconds,
         )
         journal.epoch_done(row, epochs)

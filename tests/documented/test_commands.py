@@ -127,6 +127,9 @@ cpdrun doctor --calibrate  | tests/costmodel/test_calibrate.py
 cpdrun formats --vectors fp16 --operands e4m3fn,e5m2 | tests/commands/test_dot_vectors.py
 cpdrun formats --vectors e4m3fnuz --rounding to_odd | tests/commands/test_vectors_command.py
 docs/studies.md: cpdrun predict exp=digits_bits | docs/commands.md
+docs/studies.md: cpdrun sweep exp=digits_recipes recipe=bf16 seed=100 epochs=5 | tests/attach/test_fork_searches.py
+cpdrun search exp=digits_recipes recipe=bf16,mxfp8,nvfp4 name=fork | tests/attach/test_fork_searches.py
+cpdrun search train.py --resume | tests/attach/test_fork_searches.py
 docs/slurm.md: cpdrun status --watch | docs/commands.md
 cpdrun sweep --join  | tests/launch/test_work.py
 docs/tutorial.md: cpdrun sweep --config-dir conf exp=mine | README.md

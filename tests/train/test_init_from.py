@@ -129,7 +129,7 @@ def test_the_name_of_a_run_depends_on_the_contents_of_the_file(tmp_path):
     other = saved(convnet(2).state_dict(), tmp_path / "c.pth")
     assert name(one) == name(same) != name(other)
     assert name(one) != plan([*SMALL]).runs[0].name != name(one, "init_skip=['classifier.*']")
-    with pytest.raises(ConfigError, match=r"init_from=nowhere\.pth: /.* cannot be read: No such file or"):
+    with pytest.raises(ConfigError, match=r"init_from: /.*nowhere\.pth cannot be read: No such file or"):
         name("nowhere.pth")
     with pytest.raises(
         ConfigError, match=r"init_sha256=0{64} does not match: .* has the digest [0-9a-f]{64}"

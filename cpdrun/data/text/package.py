@@ -54,23 +54,40 @@ class PackageText(Text):
         cache_dir: str,
     ):
         self.path = Path(data_dir).expanduser()
-        if text_bytes is not None and text_bytes < 1:
-            raise DataError(f"data.text_bytes must be at least 1, or null for all, not {text_bytes}")
-        try:
-            between = None if split_at is None else re.compile(split_at.encode())
-        except re.error as error:
-            raise DataError(f"data.split_at={split_at!r} is not a regular expression: {error}") from None
-        by_digest = {}
-        for file in _files(self.path, files, leave_out):
-            for document in between.split(_read(file)) if between else [_read(file)]:
-                by_digest[hashlib.sha256(document).digest()] = document
-        if not by_digest:
+        check_text_bytes(text_bytes)
+        documents = read_documents(self.path, files, leave_out, split_at)
+        if not documents:
             raise DataError(
                 f"the text of {package} is not in {self.path} (no {' or '.join(files)}): apt-get install {package}, "
                 "or give its folder with data.data_dir=PATH. The text data=pydoc_text needs no installation."
             )
-        text = b"\n\n".join(by_digest[digest] for digest in sorted(by_digest))[:text_bytes]
+        text = b"\n\n".join(documents)[:text_bytes]
         super().__init__(text, context, test_fraction, bpe_vocab, cache_dir)
+
+
+def check_text_bytes(text_bytes: int | None) -> None:
+    """Raise DataError if the number of bytes that are used is out of range."""
+    if text_bytes is not None and text_bytes < 1:
+        raise DataError(f"data.text_bytes must be at least 1, or null for all, not {text_bytes}")
+
+
+def read_documents(
+    folder: Path, files: Sequence[str], leave_out: Sequence[str], split_at: str | None
+) -> list[bytes]:
+    """Return each document once, in the order of the SHA-256 digests. See `PackageText` for the arguments.
+
+    Raises:
+        DataError: A file cannot be read, or an argument is invalid.
+    """
+    try:
+        between = None if split_at is None else re.compile(split_at.encode())
+    except re.error as error:
+        raise DataError(f"data.split_at={split_at!r} is not a regular expression: {error}") from None
+    by_digest = {}
+    for file in _files(folder, files, leave_out):
+        for document in between.split(_read(file)) if between else [_read(file)]:
+            by_digest[hashlib.sha256(document).digest()] = document
+    return [by_digest[digest] for digest in sorted(by_digest)]
 
 
 def _files(folder: Path, patterns: Sequence[str], leave_out: Sequence[str]) -> Iterator[Path]:

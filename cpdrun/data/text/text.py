@@ -58,8 +58,7 @@ class Text:
             tokens = tokens_of(train, test, bpe_vocab, cache_dir)
             self.vocab_size = len(tokens.length_V)
             self.train, self.test = Windows(tokens.train_N, context), Windows(tokens.test_N, context)
-            predicted_N = self.test.tokens_N[1 : 1 + len(self.test) * context].long()
-            self.bytes_per_token = tokens.length_V[predicted_N].double().mean().item()
+            self.bytes_per_token = tokens.length_V[self.test.predicted().long()].double().mean().item()
             self.sha256 = hashlib.sha256(f"{self.sha256} {tokens.sha256}".encode()).hexdigest()
         self.num_classes = self.vocab_size
 
@@ -96,6 +95,10 @@ class Windows(Dataset):
         first_B = torch.as_tensor(indices) * self.context
         text = self.tokens_N[first_B[:, None] + torch.arange(self.context + 1)].long()
         return text[:, :-1], text[:, 1:]
+
+    def predicted(self) -> Tensor:
+        """Return the tokens to predict of all samples."""
+        return self.tokens_N[1 : 1 + len(self) * self.context]
 
 
 def _bytes(text: bytes) -> Tensor:

@@ -178,8 +178,11 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
         "cost": content.costs,
         "time": crossover.sentences if crossover else [],
         "why": why[0] if why else [],
+        "training": content.forks.sentences if content.forks else [],
     }
     found = {"time": _plain_table("time", crossover.title, crossover.shown)} if crossover else {}
+    if content.forks is not None:
+        found |= {"training": _plain_table("forks", content.forks.title, content.forks.shown)}
     found |= {"why": _plain_table("why", "What each lost", why[1])} if why else {}
     # Pictures identify a group by its description. The page needs the group's number in the table of means.
     groups = {describe_group(study, group): i for i, group in reversed(list(enumerate(study.groups)))}

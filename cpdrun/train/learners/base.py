@@ -32,6 +32,8 @@ class Learner(ABC):
     Attributes:
         parts: The parts of the run.
         shares_weights: Whether all workers have the same weights.
+        loads_optimizer: Whether the learner steps with the optimizer of its parts, which may have a state already
+            (`init_optimizer`).
         gradients_of: Computes the gradients of the workers of this rank.
         nonfinite: The number of inf and NaN in the gradients of the latest step. It is equal on all ranks and for any
             split of the workers.
@@ -41,6 +43,7 @@ class Learner(ABC):
 
     parts: Parts
     shares_weights: ClassVar[bool] = True
+    loads_optimizer: ClassVar[bool] = False
     gradients_of: Gradients
     nonfinite: int = 0
     observer: Observer

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from cpdrun.comm.workers import Workers
@@ -183,7 +182,7 @@ class BatchedGradients(Gradients):
         """Return the losses (W,), gradients (W, ...) and buffers (W, ...) of the workers of one pass."""
         objective, emulated, workers = self.objective, self.objective.emulated, self.passes[number]
         batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers]
-        batch_W = tree_map(lambda *tensors: torch.stack(tensors), *batches)
+        batch_W = objective.batches.stacked(batches)
         parameters, buffers_W = emulated.stacked(workers)
         first = objective.workers.local.start
         scale: Any = objective.scale(0)

@@ -33,6 +33,7 @@ class SharedWeights(Learner):
     """N workers with one set of weights. A GradientSync computes the mean of their gradients."""
 
     parts: Parts[GradientSync]
+    loads_optimizer = True
 
     def __init__(
         self, config: dict[str, Any], parts: Parts[GradientSync], workers: Workers, device: torch.device
@@ -115,6 +116,8 @@ ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "A
 
 class ShardedWeights(SharedWeights):
     """N workers with one set of weights. Each part of the weights is updated by the worker that owns it."""
+
+    loads_optimizer = False
 
     def __init__(
         self, config: dict[str, Any], parts: Parts[ShardedSync], workers: Workers, device: torch.device

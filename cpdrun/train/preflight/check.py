@@ -77,10 +77,10 @@ def _check_run(config: dict[str, Any]) -> list[str]:
     """
     parts = build(config, torch.device("cpu"))
     check_sample(config, parts)
-    products = emulated_products(parts)
+    products, notes = emulated_products(parts), _schedule_notes(config, parts)
     if products is None:
-        return []
-    rules, notes = parts.precision.rounds_products, []
+        return notes
+    rules = parts.precision.rounds_products
     if unrounded := products["in float32"]:
         shares = shares_text(products["coverage"])
         text = f"{rules}: {shares} of the multiply-accumulates; in float32: {_first(unrounded)}"
@@ -97,6 +97,17 @@ def _check_run(config: dict[str, Any]) -> list[str]:
             f"{rules}: these layers are never called, so they are not rounded: {_first(never_called)}"
         )
     return notes
+
+
+def _schedule_notes(config: dict[str, Any], parts: Parts) -> list[str]:
+    """Return a note if a run of `max_steps` ends during the warm-up, whose default length is an epoch."""
+    warmup, length = getattr(parts.schedule, "warmup_epochs", 0), parts.duration.length
+    if config.get("max_steps") is None or warmup < length:
+        return []
+    return [
+        f"the run ends during the warm-up of {warmup:g} epochs, because max_steps={config['max_steps']} are "
+        f"{length:.2g} epochs. Type schedule=constant or schedule.warmup_epochs=0"
+    ]
 
 
 def _first(names: list[str], most: int = 4) -> str:

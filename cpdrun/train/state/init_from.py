@@ -1,4 +1,4 @@
-"""Initial weights from a file (`init_from=PATH`).
+"""Initial weights, and optionally the state of the optimizer, from a file (`init_from=PATH`, `init_optimizer=true`).
 
 The file contains a state dict: written by torch.save and loaded with weights_only=True, or a .safetensors file, as
 torchvision and timm provide them. In many checkpoints, including ours, the dict is stored under `state_dict` or
@@ -7,20 +7,28 @@ another model (net.) accepts names without that prefix.
 
 All names must match. A name that is missing, unexpected or has another shape is an error unless a pattern of
 `init_skip` matches it. The batch counters of normalization layers may be missing, as in files from before torch 0.4.1.
+
+The state of the optimizer is stored under `optimizer` or `optimizer_state_dict`, as `torch.optim.Optimizer.state_dict`
+returns it. Only the state is loaded. The settings, such as the weight decay, are those of the run.
 """
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+T = TypeVar("T")
 
 PLACES = ("state_dict", "model", "model_state_dict")
+OPTIMIZER_PLACES = ("optimizer", "optimizer_state_dict")
 WRAPPERS = ("module.", "_orig_mod.")
 MAY_BE_ABSENT = "num_batches_tracked"
 LISTED = 3  # the largest number of names of each kind in a message
@@ -60,17 +68,7 @@ class InitFrom:
         Raises:
             ValueError: The file cannot be read, has another digest, or does not match the model.
         """
-        try:
-            state = _state_dict(self._content())
-        except OSError as error:
-            raise ValueError(
-                f"{self.path} cannot be read: {error.strerror or type(error).__name__}"
-            ) from None
-        except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-            reason = " ".join(str(error).split(". ")[0].split())
-            raise ValueError(
-                f"{self.path} is not a state dict written by torch.save or safetensors ({reason})"
-            ) from None
+        state = self._read(_state_dict)
         target = _target(model, self.into, state)
         own = target.state_dict()
         for pattern in self.skip:
@@ -85,6 +83,31 @@ class InitFrom:
         with torch.no_grad():
             for name, value in given.items():
                 mine[name].copy_(value)
+
+    def load_into_optimizer(self, optimizer: Optimizer) -> None:
+        """Copy the file's optimizer state to an optimizer of the same kind and with the same parameters.
+
+        Raises:
+            ValueError: The file cannot be read, has another digest, or its state does not fit the optimizer.
+        """
+        saved, own = self._read(_optimizer_state), optimizer.state_dict()
+        if problem := _optimizer_differences(optimizer, saved):
+            raise ValueError(f"{self.path}: {problem}. Type init_optimizer=false")
+        optimizer.load_state_dict({"state": saved["state"], "param_groups": own["param_groups"]})
+
+    def _read(self, part: Callable[[object], T]) -> T:
+        """Return a part of the file's content. Raises ValueError if the file cannot be read or has no such part."""
+        try:
+            return part(self._content())
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} cannot be read: {error.strerror or type(error).__name__}"
+            ) from None
+        except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            reason = " ".join(str(error).split(". ")[0].split())
+            raise ValueError(
+                f"{self.path} is not a state dict written by torch.save or safetensors ({reason})"
+            ) from None
 
     def _content(self) -> object:
         data = self.path.read_bytes()
@@ -135,6 +158,36 @@ def _state_dict(content: object) -> dict[str, Tensor]:
                     state = {name.removeprefix(wrapper): value for name, value in state.items()}
             return state
     raise ValueError("it contains no mapping of names to tensors, nor one under " + ", ".join(PLACES))
+
+
+def _optimizer_state(content: object) -> dict[str, Any]:
+    """Return the state dict of the optimizer in the file's content."""
+    found = [content.get(place) for place in OPTIMIZER_PLACES] if isinstance(content, Mapping) else []
+    for state in found:
+        if isinstance(state, dict) and state.keys() >= {"state", "param_groups"}:
+            return state
+    raise ValueError("it contains no state of an optimizer under " + ", ".join(OPTIMIZER_PLACES))
+
+
+def _optimizer_differences(optimizer: Optimizer, saved: Mapping[str, Any]) -> str:
+    """Describe why a saved state does not fit an optimizer, or return "" if it fits.
+
+    The kind of an optimizer is recognized by its settings, because a state dict does not name the class.
+    """
+    kind, groups = type(optimizer).__name__, saved["param_groups"]
+    missing = set(optimizer.defaults) - set(groups[0] if groups else ())
+    if missing:
+        return f"its optimizer is no {kind}: it has no setting {', '.join(sorted(missing))}"
+    sizes = [len(group["params"]) for group in groups]
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != own:
+        return f"its optimizer has parameter groups of {sizes} parameters, the run's has groups of {own}"
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, state in saved["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != parameters[i].shape:
+                return f"{name} of parameter {i} is {_shape(value)}, the parameter {_shape(parameters[i])}"
+    return ""
 
 
 def _target(model: nn.Module, into: str | None, state: Mapping[str, Tensor]) -> nn.Module:

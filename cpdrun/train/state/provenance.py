@@ -48,6 +48,7 @@ def write_environment(
     - `cpu` and `cpu_vector`: the processor, and the vector instructions that determine the order of its sums;
     - `code`: digests of cpdrun and of the user's imported modules; `code_sha256`: the digest of all of them;
     - `data_path`, `data_folders` and `data_sha256`, if the dataset was read from files or knows its own digest;
+    - `label_names`, if the dataset knows the names of its classes: in the order of their numbers;
     - `products`, if products are rounded: rounded layers, other products, and the coverage (product_entries.py);
     - `attached`: what cpdrun has intercepted in a user's script and what it has not changed;
     - `git_commit`: null outside a repository;
@@ -88,6 +89,7 @@ def write_environment(
             "data_path": str(path) if path else None,
             "data_folders": data_folders(config or {}),
             "data_sha256": data_digest(path) if path else getattr(data, "sha256", None),
+            **({"label_names": list(classes)} if (classes := getattr(data, "label_names", None)) else {}),
             **({"products": dict(products)} if products is not None else {}),
             **({"attached": dict(attached)} if attached is not None else {}),
             "git_commit": git_commit(),
@@ -161,13 +163,14 @@ def _is_installed(path: Path, roots: tuple[str, ...]) -> bool:
 def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
     """Return the path of the data.
 
-    This is the path that the dataset reports, or else the first of its settings that is an existing path.
+    This is the attribute `path` of the dataset, which may be None. Without this attribute, it is the first of the
+    dataset's settings that is an existing path.
     """
-    stated = getattr(data, "path", None)
-    settings = config.get("data") or {}
-    places = (
-        [stated] if stated else [v for k, v in settings.items() if isinstance(v, str) and k != "cache_dir"]
-    )
+    if hasattr(data, "path"):
+        places = [str(data.path or "")]
+    else:
+        settings = config.get("data") or {}
+        places = [v for k, v in settings.items() if isinstance(v, str) and k != "cache_dir"]
     for place in places:
         path = Path(place).expanduser()
         if place not in ("", ".") and path.exists():
