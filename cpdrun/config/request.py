@@ -249,10 +249,11 @@ def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping
 
 
 def _cases(block: Any) -> dict[str, Case]:
+    """Return the cases of an experiment. `NAME: null` removes a case that the experiment inherits from another."""
     cases = block.get("cases") or {} if isinstance(block, Mapping) else {}
-    if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping) for case in cases.values()):
+    if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping | None) for case in cases.values()):
         raise ConfigError("sweep.cases must map names to values, such as pure: {precision: pure_fp16}")
-    return {str(name): case for name, case in cases.items()}
+    return {str(name): case for name, case in cases.items() if case is not None}
 
 
 def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Axes, list[Rule]]:

@@ -168,6 +168,15 @@ def cases(experiment):
     )
 
 
+def test_an_inherited_case_is_removed_by_null(experiment):
+    experiment("epochs: 2\nsweep:\n  cases:\n    fp32: {format: fp32}\n    small: {format: e4m3}\n", "base")
+    folder = experiment(
+        "defaults: [base, _self_]\nsweep:\n  cases:\n    fp32: null\n    large: {format: e5m2}\n"
+    )
+    runs = plan(["exp=mine"], folder).runs
+    assert [(run.config["case"], run.config["epochs"]) for run in runs] == [("small", 2), ("large", 2)]
+
+
 def test_named_cases_are_one_axis(cases):
     sweep = plan(["exp=mine"], cases)
     assert sweep.describe() == (

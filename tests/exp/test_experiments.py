@@ -23,6 +23,21 @@ FEW = {  # so that a step costs little: samples of the data set, by its class
 }
 
 
+PRETRAINED = ["all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"]  # scripts/pretrained_models.py makes their folders
+
+
+@pytest.fixture(autouse=True)
+def _files_that_scripts_make(tmp_path, monkeypatch):
+    """A home folder with stand-ins for files that experiments read and scripts make. Their contents are not read here."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    cache = tmp_path / "home/.cache/cpdrun"
+    for name in PRETRAINED:
+        (cache / "models" / name).mkdir(parents=True)
+    for name in ("train.csv", "test.csv"):
+        (cache / "debian_sections").mkdir(exist_ok=True)
+        write_text(cache / "debian_sections" / name, "text,label\n")
+
+
 @cache
 def planned(exp):
     return plan([f"exp={exp}"])

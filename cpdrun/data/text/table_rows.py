@@ -25,14 +25,17 @@ class Rows:
         texts: The texts. None is empty.
         labels: The labels as in the table, or [] if they are not needed.
         sources: The name and the number of rows of each table, in order.
+        chosen: The indices of these rows in the tables. None stands for all rows.
     """
 
     texts: list[str] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     sources: list[tuple[str, int]] = field(default_factory=list)
+    chosen: Sequence[int] | None = None
 
     def place(self, index: int) -> str:
         """Return a description of a row, such as `train.csv, row 7`. The first row below the header is row 1."""
+        index = index if self.chosen is None else self.chosen[index]
         for name, rows in self.sources:
             if index < rows:
                 return f"{name}, row {index + 1}"
@@ -40,9 +43,9 @@ class Rows:
         raise IndexError(index)
 
     def subset(self, indices: Sequence[int]) -> "Rows":
-        """Return some rows. Their places are no longer known."""
+        """Return some of all rows."""
         labels = [self.labels[i] for i in indices] if self.labels else []
-        return Rows([self.texts[i] for i in indices], labels)
+        return Rows([self.texts[i] for i in indices], labels, self.sources, indices)
 
 
 def read_files(key: str, paths: str | Sequence[str], text: Sequence[str], label: str | None) -> Rows:
