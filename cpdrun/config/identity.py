@@ -76,7 +76,7 @@ def run_name(config: Mapping[str, Any]) -> str:
     seed. If there is a recipe and the format of the gradients is fp32, the slug contains the recipe but not the format.
     The hash alone identifies the run, so folders whose names have an older form of the slug are still found.
     """
-    model = stem(config["script"]) if is_script(config) else _class_name(config["model"])
+    model = stem(config["script"]) if is_script(config) else _model_slug(config["model"])
     recipe = config.get("recipe")
     recipes = [recipe] if isinstance(recipe, str) and recipe != "fp32" else []
     formats = [config["format"]] if config["format"] != "fp32" or not recipes else []
@@ -124,6 +124,12 @@ def _sync_slug(config: Mapping[str, Any]) -> list[str]:
 
 def _class_name(section: Mapping[str, Any]) -> str:
     return section["_target_"].rsplit(".", 1)[-1].lower()
+
+
+def _model_slug(model: Mapping[str, Any]) -> str:
+    """Return the name of a pretrained model without its folder, or else the name of the model's class."""
+    name = model.get("name")
+    return _slug(name.rstrip("/").rpartition("/")[2]) if isinstance(name, str) else _class_name(model)
 
 
 def _slug(text: str) -> str:

@@ -179,7 +179,9 @@ def test_longer_texts_are_an_error_or_are_cut(make):
         DataError, match=r"train\.csv, row 1: the text has 5 tokens, more than data\.context=4 "
     ):
         make(context=4)
-    with pytest.raises(DataError, match=r"train\.csv, row \d: the text has 5 tokens, more than data\.context=4 "):
+    with pytest.raises(
+        DataError, match=r"train\.csv, row \d: the text has 5 tokens, more than data\.context=4 "
+    ):
         make(context=4, test=None, test_fraction=0.5)
     cut = make(context=4, truncate=True)
     inputs, _ = cut.train.fetch_batch(range(6))

@@ -141,10 +141,17 @@ def test_bf16_is_close_to_autocast(folder, train):
     assert read_json(run.done)["metrics"]["train_loss"] == pytest.approx(train_loss, rel=2e-3)
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [("model.dtype=bf16",), ("model.lora.rank=2",), ("model.gradient_checkpointing=true", "recipe=nvfp4")],
-)
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_gradient_checkpointing_does_not_change_the_weights_under_a_recipe(train, recipe):
+    runs = [
+        train(f"recipe={recipe}", "max_steps=2", f"model.gradient_checkpointing={on}")[0]
+        for on in ("false", "true")
+    ]
+    stored, computed_again = (weights(run) for run in runs)
+    assert all(torch.equal(stored[name], computed_again[name]) for name in stored)
+
+
+@pytest.mark.parametrize("typed", ["model.dtype=bf16", "model.lora.rank=2"])
 def test_options_of_the_model_train(train, typed):
-    run, _ = train(*typed, "max_steps=2")
+    run, _ = train(typed, "max_steps=2")
     assert read_json(run.done)["metrics"]["test_loss"] < 2
