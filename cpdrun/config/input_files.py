@@ -16,7 +16,7 @@ FILES_SHA256, TOKENIZER_SHA256, MODEL_SHA256 = "files_sha256", "tokenizer_sha256
 TABLES = ("train", "test")
 DATASET = "dataset"  # a name on the Hugging Face hub, or a folder
 TOKENIZER, MODEL_NAME = "tokenizer", "name"  # names on the Hugging Face hub, or folders
-# The keys of paths that a digest in the config replaces in the name of a run, by the key of the digest.
+# The paths that do not belong to the name of a run if the config has their digest: from the digest's key to the paths' keys.
 IDENTIFIED_BY = {
     f"data.{FILES_SHA256}": tuple(f"data.{key}" for key in (*TABLES, DATASET)),
     f"data.{TOKENIZER_SHA256}": (f"data.{TOKENIZER}",),
@@ -57,7 +57,7 @@ def find_input_files(config: dict[str, Any]) -> None:
 def _identified_folder(
     section: str, settings: Mapping[str, Any], key: str, digest: str, patterns: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the absolute path of a folder and the digest of its files, or no digest for a name on the hub."""
+    """Return the absolute path of a folder and the digest of its files. The digest of a name on the hub is None."""
     name = settings.get(key)
     folder = _folder(name)
     if folder is not None:
@@ -70,7 +70,11 @@ def _identified_folder(
 
 
 def _checked(section: str, settings: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a section with what was found, or raise ConfigError if a digest differs."""
+    """Return a section with absolute paths and computed digests.
+
+    Raises:
+        ConfigError: A digest in the section is not the computed one.
+    """
     for key in (FILES_SHA256, TOKENIZER_SHA256, MODEL_SHA256):
         if key in found and settings[key] not in (None, found[key]):
             raise ConfigError(f"{section}.{key}={settings[key]} does not match: the digest is {found[key]}")
@@ -78,7 +82,7 @@ def _checked(section: str, settings: Mapping[str, Any], found: Mapping[str, Any]
 
 
 def digest_files(paths: Mapping[str, Any]) -> str:
-    """Return the SHA-256 digest of the contents of tables and of the folder of a dataset, keyed by setting.
+    """Return one SHA-256 digest for all files of a dataset, given the paths by setting (train, test or dataset).
 
     Raises:
         ConfigError: A file cannot be read.
@@ -127,7 +131,7 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def sha256_of(key: str, file: Path) -> str:
-    """Return the SHA-256 digest of a file, which the given key of the config names.
+    """Return the SHA-256 digest of a file. The key of the config that names the file is used in messages.
 
     Raises:
         ConfigError: The file cannot be read.

@@ -42,7 +42,7 @@ def sentences(tests: Sequence[ForkTest], metric: Metric, confidence: float) -> l
 
 
 def shown(tests: Sequence[ForkTest], metric: Metric) -> Shown:
-    """Return the gaps as text, with one row per candidate and one per control."""
+    """Return the gaps of the loss to the baseline as a table. Each candidate and each control has a row."""
     has_settings = any(test.setting for test in tests)
     rows = []
     for test in tests:

@@ -41,12 +41,12 @@ class Trend(StrEnum):
 
 @dataclass(frozen=True)
 class MeanGap:
-    """The mean of a number over the pairs, in the metric's stored unit. Positive is better than the baseline.
+    """A mean over the pairs with its confidence interval, in the unit of the metric. Positive is better than the baseline.
 
     Attributes:
         mean: The mean.
-        low: The lower end of the confidence interval. Infinite if the pairs do not limit this side.
-        high: The upper end of the confidence interval.
+        low: The lower end of the interval. It is -inf if there are too few pairs to compute it.
+        high: The upper end of the interval, or inf.
     """
 
     mean: float
@@ -56,14 +56,14 @@ class MeanGap:
 
 @dataclass(frozen=True)
 class CandidateGaps:
-    """The gaps of one candidate.
+    """The gaps of one candidate: its losses minus those of the baseline with the same seed, which are its pairs.
 
     Attributes:
         candidate: The label of the candidate.
         pairs: The number of pairs.
-        left_out: The number of pairs that are left out because a loss was not finite.
-        parts: The mean gap in each part of the steps.
-        growth: The mean growth of the gap over all steps.
+        left_out: The number of pairs that are excluded because a loss was not finite.
+        parts: The mean gap in each quarter of the steps.
+        growth: The change of the gap from the first step to the last one, averaged over the pairs.
         trend: The direction of the growth.
     """
 
@@ -81,7 +81,7 @@ class Control:
 
     Attributes:
         seeds: The number of seeds.
-        parts: The root mean square difference in each part of the steps.
+        parts: The root mean square difference in each quarter of the steps.
         growth: The root mean square difference of the growth over all steps.
     """
 
@@ -96,7 +96,8 @@ class ForkTest:
 
     Attributes:
         checkpoint: The path of the checkpoint.
-        setting: The values that the candidates and the baseline share; "" if there is only one fork test.
+        setting: A label with the values that the candidates and the baseline share. It is empty if there is only one fork
+            test.
         baseline: The label of the baseline.
         metric: The name of the metric, usually a training loss.
         steps: The first and the last step of each part.

@@ -1,6 +1,6 @@
-"""Text files of a folder as tokens of a pretrained model, for prediction of the next token.
+"""The text files in a folder, tokenized by a pretrained model's tokenizer, for prediction of the next token.
 
-Documents are read as by `PackageText`: each document once, in the order of the SHA-256 digests of their contents.
+As in `PackageText`, each document is used once, in the order of the SHA-256 digests of the documents' contents.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ class TextFiles:
 
 
 def _between(documents: Sequence[bytes], first: int, last: int) -> Iterator[str]:
-    """Yield the documents, or the parts of documents, between two positions in the sequence of all bytes."""
+    """Yield the documents, or their parts, between two byte positions in the concatenation of all documents."""
     begin = 0
     for document in documents:
         part = document[max(first - begin, 0) : max(last - begin, 0)]

@@ -29,12 +29,12 @@ class TokenizedTexts(Dataset):
     """Texts of different lengths as tokens, each with its class.
 
     A sample is ({"input_ids": (T,) int64, "attention_mask": (T,) int64}, class () int64). The attention mask is 1 for
-    the tokens of the text, and 0 for those that fill it up.
+    the T tokens of the text and 0 for padding.
 
     Args:
-        tokens_n: The tokens of each text, int32.
-        y_N: The classes, int64 (n,).
-        pad_token_id: The token that fills short texts.
+        tokens_n: The tokens of each text, (T,) int32.
+        y_N: The class of each text, (N,) int64.
+        pad_token_id: The token that is used for padding.
     """
 
     def __init__(self, tokens_n: Sequence[np.ndarray], y_N: Tensor, pad_token_id: int):
@@ -187,7 +187,7 @@ class TextTable:
     def _classify(
         self, tokenizer: Any, train: Rows, test: Rows, label: str, truncate: bool, pad_token: str | None
     ) -> list[Tensor]:
-        """Make both sets for classification and return their tokens."""
+        """Make the training set and the test set for classification, and return their tokens."""
         self.pad_token_id = pad_token_id(tokenizer, pad_token)
         y_train, y_test, names = number_labels(train, test, label)
         self.label_names, self.num_classes = names, len(names)
@@ -275,6 +275,6 @@ def _label(rows: Rows, i: int, column: str) -> str:
 
 
 def _is_whole(label: str) -> bool:
-    """Return whether a label is a whole number in its usual form, which 01 is not."""
+    """Return whether a label is a whole number without leading zeros."""
     digits = label.removeprefix("-")
     return digits.isascii() and digits.isdigit() and str(int(label)) == label

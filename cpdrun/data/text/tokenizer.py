@@ -31,7 +31,7 @@ def load_tokenizer(name: str | None) -> Any:
     if name is None:
         raise DataError(
             "data.tokenizer must be given: the name of a model on the Hugging Face hub, or a folder with a tokenizer "
-            "(with model=huggingface, it is model.name)"
+            "(with model=huggingface, the default is model.name)"
         )
     # Threads of the tokenizer would not exist in processes that are forked later, which would then wait for them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -101,8 +101,8 @@ def pack(tokenizer: Any, texts: Iterable[str], most: int | None) -> Tensor:
 
     Args:
         tokenizer: The tokenizer.
-        texts: The texts. Only as many as are needed are read.
-        most: The number of tokens that are returned. With None, all are returned.
+        texts: The texts. Reading stops once there are enough tokens.
+        most: The maximum number of tokens to return. With None, all are returned.
 
     Raises:
         DataError: The tokenizer has no end-of-text token.

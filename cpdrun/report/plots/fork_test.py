@@ -49,7 +49,7 @@ def _panel(axes: Axes, test: ForkTest) -> None:
     axes.set_ylabel(f"gap of {test.metric.replace('_', ' ')} to {test.baseline}")
     if test.setting:
         axes.set_title(test.setting, loc="left", **HEADING)
-    axes.get_xlim(), axes.get_ylim()  # Asking for the limits makes them final.
+    axes.get_xlim(), axes.get_ylim()  # This fixes the limits, so that the names do not change them.
     write_names(axes, names)
 
 
