@@ -16,7 +16,7 @@ FILES_SHA256, TOKENIZER_SHA256, MODEL_SHA256 = "files_sha256", "tokenizer_sha256
 TABLES = ("train", "test")
 DATASET = "dataset"  # a name on the Hugging Face hub, or a folder
 TOKENIZER, MODEL_NAME = "tokenizer", "name"  # names on the Hugging Face hub, or folders
-# The paths that do not belong to the name of a run if the config has their digest: from the digest's key to the paths' keys.
+# For each key of a digest, the keys of the paths that it replaces in the name of a run.
 IDENTIFIED_BY = {
     f"data.{FILES_SHA256}": tuple(f"data.{key}" for key in (*TABLES, DATASET)),
     f"data.{TOKENIZER_SHA256}": (f"data.{TOKENIZER}",),

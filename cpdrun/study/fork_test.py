@@ -32,7 +32,7 @@ Curve = dict[float, float]
 
 
 class Trend(StrEnum):
-    """The direction in which a gap changes over the steps. It is known if the interval of the growth excludes 0."""
+    """The direction in which a gap changes over the steps. UNKNOWN means that the interval of the growth contains 0."""
 
     WORSENS = "worsens"
     IMPROVES = "improves"
@@ -41,7 +41,7 @@ class Trend(StrEnum):
 
 @dataclass(frozen=True)
 class MeanGap:
-    """A mean over the pairs with its confidence interval, in the unit of the metric. Positive is better than the baseline.
+    """A mean over pairs with its confidence interval, in the unit of the metric. Positive is better than the baseline.
 
     Attributes:
         mean: The mean.
@@ -96,8 +96,7 @@ class ForkTest:
 
     Attributes:
         checkpoint: The path of the checkpoint.
-        setting: A label with the values that the candidates and the baseline share. It is empty if there is only one fork
-            test.
+        setting: A label with the values that the candidates and the baseline share, or "" if this is the only fork test.
         baseline: The label of the baseline.
         metric: The name of the metric, usually a training loss.
         steps: The first and the last step of each part.

@@ -28,7 +28,7 @@ PRETRAINED = ["all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"]  # scripts/pretrained
 
 @pytest.fixture(autouse=True)
 def _files_that_scripts_make(tmp_path, monkeypatch):
-    """A home folder with stand-ins for files that experiments read and scripts make. Their contents are not read here."""
+    """Make a home folder with stand-ins for the files that scripts make. Their contents are not read here."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     cache = tmp_path / "home/.cache/cpdrun"
     for name in PRETRAINED:

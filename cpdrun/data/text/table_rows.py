@@ -139,7 +139,7 @@ def _read(key: str, file: Path, columns: list[str]) -> pd.DataFrame:
 
 
 def _read_json_lines(file: Path) -> pd.DataFrame:
-    """Read a file with one JSON object per line. (pandas.read_json would convert dates and numbers.)"""
+    """Read a file with one JSON object per line. Unlike pandas.read_json, this converts no dates and numbers."""
     rows = []
     with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
