@@ -96,7 +96,7 @@ class ForkTest:
 
     Attributes:
         checkpoint: The path of the checkpoint.
-        setting: A label with the values that the candidates and the baseline share, or "" if this is the only fork test.
+        setting: A label with the values that candidates and baseline share, or "" if this is the only fork test.
         baseline: The label of the baseline.
         metric: The name of the metric, usually a training loss.
         steps: The first and the last step of each part.
