@@ -4,6 +4,7 @@ The weights come from the Hugging Face hub or from a folder. With `lora.rank`, t
 low-rank adapters are trained (LoRA, Hu et al., arXiv 2106.09685), as the library peft adds them.
 """
 
+import sys
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -124,7 +125,7 @@ def _report_new_weights(name: str, model: nn.Module, head: str, missing: list[st
 
 @cache
 def _print_once(line: str) -> None:
-    print(line, flush=True)
+    print(line, file=sys.stderr, flush=True)  # stdout may be JSON
 
 
 def _one_line(error: Exception) -> str:

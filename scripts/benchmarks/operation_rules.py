@@ -9,14 +9,13 @@ rules for all operations, as the first step of a run does. The table contains th
 Processor time excludes the time of other programs on the machine. The script takes about a minute.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import custom_fp
 import torch
 import torch.nn.functional as F
-from harness import Report, describe_machine, make_parser, ratio_table
+from harness import Report, describe_machine, make_parser, ratio_table, time_processor
 
 from cpdrun.models.gpt import GPT
 
@@ -47,18 +46,6 @@ def make_steps(recipe: str) -> dict[str, Callable[[], object]]:
         steps[name] = partial(train_step, model, optimizer, x, y)
     steps["the same, counted"] = lambda: applied.coverage(model, x)
     return steps
-
-
-def time_processor(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the smallest processor time of each call, in seconds. The calls are interleaved."""
-    fastest = dict.fromkeys(calls, float("inf"))
-    for turn in range(repeats + 1):
-        for name, call in calls.items():
-            started = time.process_time()
-            call()
-            if turn:
-                fastest[name] = min(fastest[name], time.process_time() - started)
-    return fastest
 
 
 def train_step(

@@ -60,9 +60,9 @@ def test_a_model_gets_the_head_that_its_data_needs(bert, llama, capsys):
     _print_once.cache_clear()
     classifier = load(bert, num_classes=3)
     assert classifier(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.shape == (2, 3)
-    assert "not in the checkpoint, so random: classifier.bias, classifier.weight" in capsys.readouterr().out
+    assert "not in the checkpoint, so random: classifier.bias, classifier.weight" in capsys.readouterr().err
     assert load(llama)(tokens).logits.shape == (2, 4, 64)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_pretrained_weights_do_not_depend_on_the_seed_and_the_new_head_does(bert):
