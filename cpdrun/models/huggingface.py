@@ -45,7 +45,7 @@ def load_pretrained(
             rank=None, all weights are trained.
         num_classes: The number of classes.
         context: The largest number of tokens of a text.
-        pad_token_id: The token that fills short texts. Models that classify the last token of a text need it.
+        pad_token_id: The number of the padding token. Models that classify the last token of a text need it.
 
     Returns:
         A model whose outputs have `logits`: (B, K) for K classes, or (B, T, V) for T positions and V tokens.
@@ -61,7 +61,7 @@ def load_pretrained(
     if head == "classification" and not num_classes:
         raise ValueError("model.head=classification needs data with classes, such as data=text_table")
     model = _from_pretrained(name, revision, head, dtype, num_classes)
-    model.config.use_cache = False  # Training does not generate tokens one by one.
+    model.config.use_cache = False  # Training generates no text, so it needs no cache of keys and values.
     model.config.pad_token_id = pad_token_id if pad_token_id is not None else model.config.pad_token_id
     longest = getattr(model.config, "max_position_embeddings", None)
     if context is not None and longest is not None and context > longest:
@@ -117,7 +117,7 @@ def _report_new_weights(name: str, model: nn.Module, head: str, missing: list[st
     new = sum(values.get(key, 0) for key in missing)
     if head == "next_token" or new > sum(values.values()) / 2:
         raise ValueError(
-            f"model.name={name} is no pretrained model for {head}: its checkpoint lacks {len(missing)} "
+            f"model.name={name} is not a pretrained model for {head}: its checkpoint lacks {len(missing)} "
             f"weights, such as {missing[0]}"
         )
     _print_once(f"not in the checkpoint, so random: {', '.join(missing)}")

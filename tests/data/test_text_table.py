@@ -215,7 +215,7 @@ def write(path, text):
         ({"context": 0}, r"data\.context must be at least 1"),
         ({"text": "texts"}, r"data\.text=texts: train\.csv has no such column \(did you mean 'text'\?\)\. It has"),
         ({"label": "class"}, r"data\.label=class: train\.csv has no such column\. It has text, label"),
-        ({"pad_token": None}, r"no token that fills short texts\. Set data\.pad_token='<\|endoftext"),
+        ({"pad_token": None}, r"no padding token\. Set data\.pad_token='<\|endoftext"),
         ({"pad_token": "[PAD]"}, r"data\.pad_token='\[PAD\]' is not a token of "),
         ({"tokenizer": None}, r"data\.tokenizer must be given"),
         ({"train": "nowhere.csv"}, r"data\.train: nowhere\.csv cannot be read: No such file"),

@@ -107,7 +107,7 @@ def test_bf16_weights_and_gradient_checkpointing(llama):
         ({"context": 33, "num_classes": 2}, r"data.context=33 is too long: .* reads at most 32 tokens"),
         ({"lora": {"rank": 0}, "num_classes": 2}, "model.lora.rank must be a whole number, at least 1"),
         ({"lora": {"rank": 2, "target_modules": ["nothing"]}, "num_classes": 2}, "model.lora.target_modules"),
-        ({}, "is no pretrained model for next_token: its checkpoint lacks"),
+        ({}, "is not a pretrained model for next_token: its checkpoint lacks"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(bert, arguments, message):

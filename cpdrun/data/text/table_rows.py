@@ -22,7 +22,7 @@ class Rows:
     """Texts and their labels.
 
     Attributes:
-        texts: The texts. None is empty.
+        texts: The texts, all nonempty.
         labels: The labels as in the table, or [] if they are not needed.
         sources: The name and the number of rows of each table, in order.
         chosen: The indices of these rows in the tables. None stands for all rows.
@@ -53,7 +53,7 @@ def read_files(key: str, paths: str | Sequence[str], text: Sequence[str], label:
 
     Args:
         key: The setting that names the files, for messages.
-        paths: The files: .csv, .tsv, .jsonl, .json or .parquet. All but the last may be compressed (.gz).
+        paths: The files: .csv, .tsv, .jsonl, .json or .parquet. All except .parquet may be compressed (.gz).
         text: The columns of the text. Several columns are joined by a newline.
         label: The column of the labels. With None, labels are not read.
 

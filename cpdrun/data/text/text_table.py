@@ -28,8 +28,8 @@ SPLIT = b"test set:"
 class TokenizedTexts(Dataset):
     """Texts of different lengths as tokens, each with its class.
 
-    A sample is ({"input_ids": (T,) int64, "attention_mask": (T,) int64}, class () int64). The attention mask is 1 for
-    the T tokens of the text and 0 for padding.
+    A sample is ({"input_ids": (T,) int64, "attention_mask": (T,) int64}, class () int64). In a batch, T is the
+    length of the longest text, and the attention mask is 0 for padding.
 
     Args:
         tokens_n: The tokens of each text, (T,) int32.
@@ -51,7 +51,7 @@ class TokenizedTexts(Dataset):
         return {name: value[0] for name, value in inputs.items()}, y[0]
 
     def fetch_batch(self, indices: Sequence[int] | Tensor) -> tuple[Inputs, Tensor]:
-        """Return some texts, filled up to the length T of the longest: inputs (B, T) and classes (B,), all int64."""
+        """Return some texts, padded to the length T of the longest: inputs (B, T) and classes (B,), all int64."""
         index_B = torch.as_tensor(indices)
         length_B, position_T = self.length_n[index_B], torch.arange(int(self.length_n[index_B].max()))
         inside = position_T < length_B[:, None]
@@ -60,7 +60,7 @@ class TokenizedTexts(Dataset):
         return {"input_ids": ids, "attention_mask": inside.long()}, self.y_N[index_B]
 
     def stack_batches(self, batches: Sequence[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:
-        """Return batches of several workers as one batch (workers, B, T), filled up to the longest of all texts."""
+        """Stack the batches of several workers, padded to the longest of all texts: (workers, B, T)."""
         T = max(inputs["input_ids"].shape[1] for inputs, _ in batches)
         filling = {"input_ids": self.pad_token_id, "attention_mask": 0}
 
@@ -91,14 +91,14 @@ class TextTable:
         context: The largest number of tokens of a text, or the number of tokens T of a sample without labels.
         truncate: Whether longer texts are cut. Otherwise, they are an error.
         tokenizer: The name of a model on the hub, or a folder with a tokenizer.
-        pad_token: The token that fills short texts. With None, it is the tokenizer's own.
+        pad_token: The padding token. With None, it is the tokenizer's own.
         files_sha256: The digest of the files. If they have another one, they have changed since the run was planned.
         tokenizer_sha256: The digest of the tokenizer, which identifies it in the config. Not used here.
 
     Attributes:
         label_names: The classes in the order of their numbers. Only for classification.
         num_classes: The number of classes. Only for classification.
-        pad_token_id: The token that fills short texts. Only for classification.
+        pad_token_id: The number of the padding token. Only for classification.
         bytes_per_token: The average number of bytes of the tokens to predict in the test set. Only without labels.
         path: The first file or the folder. None for a dataset on the hub.
         sha256: The SHA-256 digest of the texts, their labels and their tokens.
@@ -134,7 +134,7 @@ class TextTable:
         if (train is None) == (dataset is None):
             raise DataError("give the table with either data.train=FILE or data.dataset=NAME")
         if test is not None and train is None:
-            raise DataError("data.test belongs to data.train. With data.dataset, set data.test_split")
+            raise DataError("data.test needs data.train. With data.dataset, set data.test_split")
         if context < 1:
             raise DataError(f"data.context must be at least 1, not {context}")
         columns = [text] if isinstance(text, str) else text
@@ -200,7 +200,7 @@ class TextTable:
         return [texts.tokens_N for texts in sets]
 
     def _check_lengths(self, rows: Rows, lengths: list[int]) -> None:
-        """Raise DataError for texts that have more tokens than the context, or none."""
+        """Raise DataError if a text has no tokens or more tokens than the context."""
         if 0 in lengths:
             raise DataError(f"{rows.place(lengths.index(0))}: the tokenizer finds no tokens in the text")
         too_long = [i for i, length in enumerate(lengths) if length > self.context]

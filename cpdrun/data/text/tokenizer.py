@@ -33,7 +33,7 @@ def load_tokenizer(name: str | None) -> Any:
             "data.tokenizer must be given: the name of a model on the Hugging Face hub, or a folder with a tokenizer "
             "(with model=huggingface, the default is model.name)"
         )
-    # Threads of the tokenizer would not exist in processes that are forked later, which would then wait for them.
+    # A process that is forked later does not inherit the tokenizer's threads and would wait for them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         from transformers import AutoTokenizer
@@ -55,7 +55,7 @@ def load_tokenizer(name: str | None) -> Any:
 
 
 def pad_token_id(tokenizer: Any, pad_token: str | None) -> int:
-    """Return the number of the token that fills short texts.
+    """Return the number of the padding token.
 
     Args:
         tokenizer: The tokenizer.
@@ -71,7 +71,7 @@ def pad_token_id(tokenizer: Any, pad_token: str | None) -> int:
     if tokenizer.pad_token_id is None:
         usual = f"data.pad_token='{tokenizer.eos_token}'" if tokenizer.eos_token else "data.pad_token=TOKEN"
         raise DataError(
-            f"the tokenizer {tokenizer.name_or_path} has no token that fills short texts. Set {usual}"
+            f"the tokenizer {tokenizer.name_or_path} has no padding token. Set {usual}"
         )
     return tokenizer.pad_token_id
 
