@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from harness import Report, describe_machine, make_parser, make_table, time_processor
 from transformers import AutoModelForSequenceClassification
 
-COMMAND = """
+COMMAND = """\
     python scripts/benchmarks/finetuning_steps.py ~/.cache/cpdrun/models/all-MiniLM-L6-v2 \\
         --output results/reference/minilm_recipes/step_time.md"""
 BATCH, CONTEXT, CLASSES = 16, 32, 31
