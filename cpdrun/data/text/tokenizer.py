@@ -70,9 +70,7 @@ def pad_token_id(tokenizer: Any, pad_token: str | None) -> int:
         return tokenizer.convert_tokens_to_ids(pad_token)
     if tokenizer.pad_token_id is None:
         usual = f"data.pad_token='{tokenizer.eos_token}'" if tokenizer.eos_token else "data.pad_token=TOKEN"
-        raise DataError(
-            f"the tokenizer {tokenizer.name_or_path} has no padding token. Set {usual}"
-        )
+        raise DataError(f"the tokenizer {tokenizer.name_or_path} has no padding token. Set {usual}")
     return tokenizer.pad_token_id
 
 
