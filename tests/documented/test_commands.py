@@ -101,7 +101,7 @@ AFTER_A_SWEEP = {"docs/json.md": "digits_bits", "docs/reading_the_report.md": "d
 # The beginnings of lines, or "PAGE: line" for one page, that do not run, and what tests them instead, or why not.
 NOT_RUN_LINES = """
 git clone | the network
-cpdrun search exp=finetune | the network; tests/train/test_finetuning.py
+cpdrun search exp=finetune | tests/train/test_finetuning.py
 docs/pretrained.md: cpdrun report | it follows this search
 pip  | tests/test_wheel.py
 apt-get  | the network

@@ -146,7 +146,7 @@ def test_misspelled_names_are_corrected(project):
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("cpdrun sweep --config-dir conf exp=mi", "exp=mine "),
+        ("cpdrun sweep --config-dir conf exp=mine", "exp=mine "),
         ("cpdrun sweep --config-dir conf model=conv1", "model=conv1d "),
         ("cpdrun sweep --config-dir conf exp=mine data.noi", "data.noise="),
     ],
