@@ -30,9 +30,7 @@ from cpdrun.record import write_text
 
 LANGUAGE = ("-o", "Acquire::Languages=en")
 RELEASE_FIELDS = ("Origin", "Label", "Suite", "Codename", "Version", "Date")
-LEAST_LONG = (
-    0.9  # the share of packages with a long description below which an index counts as one of synopses
-)
+LEAST_LONG = 0.9  # If fewer packages than this share have a long description, the index has synopses only.
 
 
 class PackagesError(Exception):

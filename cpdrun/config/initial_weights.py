@@ -4,19 +4,18 @@ A script gets the path as {init_from} in its arguments. If an argument such as `
 exists, `init_from` is this checkpoint, although nobody typed the key.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.config.input_files import files_in, sha256_of
+from cpdrun.config.input_files import digest_folder, files_in, sha256_of
 from cpdrun.config.script import SCRIPT, is_script, typed_words
 
 INIT_FROM = "{init_from}"
-# The options whose value is a checkpoint that a script reads. Names that may be those of outputs are not among them,
-# because a run's own output cannot identify the run.
+# The options whose value is a checkpoint that a script reads. Names that could also mean an output file are left out,
+# because a file that a run writes itself cannot identify the run.
 READS_CHECKPOINT = re.compile(r"resume|restore|pretrained|init[-_]from|from[-_](checkpoint|ckpt)", re.I)
 
 
@@ -36,7 +35,7 @@ def find_initial_weights(config: dict[str, Any]) -> None:
             raise ConfigError(f"the script's arguments have {INIT_FROM}. Type init_from=PATH, too")
         if given is not None and not has_placeholder and named != Path(given).expanduser().absolute():
             raise ConfigError(
-                f"init_from={given}: the script does not get this file. Pass it to the script's own option, such as "
+                f"init_from={given}: the script is not given this file. Pass it to the script's own option, such as "
                 f"script_args='--resume {INIT_FROM}'"
             )
         given = named if given is None else given
@@ -94,5 +93,4 @@ def _digest(path: Path, *, may_be_folder: bool) -> str:
     """
     if not (may_be_folder and path.is_dir()):
         return sha256_of("init_from", path)
-    lines = [f"{file.relative_to(path)} {sha256_of('init_from', file)}" for file in sorted(files_in(path))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return digest_folder("init_from", path, files_in(path))

@@ -61,9 +61,8 @@ def _identified_folder(
     name = settings.get(key)
     folder = _folder(name)
     if folder is not None:
-        files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
-        sha256 = _joined(f"{file.name} {sha256_of(f'{section}.{key}', file)}" for file in files)
-        return {key: str(folder), digest: sha256}
+        files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+        return {key: str(folder), digest: digest_folder(f"{section}.{key}", folder, files)}
     if isinstance(name, str) and name.startswith(("/", "~", "./", "../")):
         raise ConfigError(f"{section}.{key}={name}: {Path(name).expanduser().absolute()} is not a folder")
     return {digest: None}
@@ -77,8 +76,25 @@ def _checked(section: str, settings: Mapping[str, Any], found: Mapping[str, Any]
     """
     for key in (FILES_SHA256, TOKENIZER_SHA256, MODEL_SHA256):
         if key in found and settings[key] not in (None, found[key]):
-            raise ConfigError(f"{section}.{key}={settings[key]} does not match: the digest is {found[key]}")
+            raise ConfigError(
+                f"{section}.{key}={settings[key]} does not match: the digest is {found[key]}. If you typed no digest, "
+                "the files have changed since the run was planned. Type the command again to plan new runs"
+            )
     return {**settings, **found}
+
+
+def digest_folder(key: str, folder: Path, files: Iterable[Path]) -> str:
+    """Return the SHA-256 digest of the names and contents of some files in a folder.
+
+    Args:
+        key: The key of the config that names the folder, for messages.
+        folder: The folder. Names are relative to it.
+        files: The files, in any order.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    return _joined(f"{file.relative_to(folder)} {sha256_of(key, file)}" for file in sorted(files))
 
 
 def digest_files(paths: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ def load_pretrained(
     Args:
         name: The name of a model on the Hugging Face hub, or a folder that `save_pretrained` wrote.
         revision: The branch, tag or commit on the hub. With None, it is the newest one.
-        sha256: The digest of the folder's contents. `cpdrun.config.plan` checks it. It is not used here.
+        sha256: The digest of the folder's contents. `cpdrun.train.build` checks it. Not used here.
         head: "classification" or "next_token". With None, it is "classification" if `num_classes` is given.
         dtype: The dtype of the weights, "fp32" or "bf16".
         gradient_checkpointing: Whether the backward pass computes activations again instead of storing them.

@@ -511,7 +511,7 @@ def fork_tests(results: Results) -> list[ForkTest]:
 
 
 def _paired_runs(results: Results, cell: str) -> dict[int, RunDir]:
-    """Return the runs of a cell, or of its chosen arm, that may be in pairs, by seed."""
+    """Return the runs of a cell that are used in pairs, keyed by seed. For a tuned cell, use its best setting."""
     name = results.chosen.get(cell, cell)
     return {seed: results.run((name, seed)) for seed in results.paired(name)}
 

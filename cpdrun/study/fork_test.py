@@ -32,7 +32,7 @@ Curve = dict[float, float]
 
 
 class Trend(StrEnum):
-    """The direction in which a gap changes over the steps. UNKNOWN means that the interval of the growth contains 0."""
+    """The direction in which a gap changes over the steps. UNKNOWN: the interval of the growth contains 0."""
 
     WORSENS = "worsens"
     IMPROVES = "improves"
@@ -56,7 +56,7 @@ class MeanGap:
 
 @dataclass(frozen=True)
 class CandidateGaps:
-    """The gaps of one candidate: its losses minus those of the baseline with the same seed, which are its pairs.
+    """The gaps of one candidate: how much better it is than the baseline. Runs with the same seed form a pair.
 
     Attributes:
         candidate: The label of the candidate.

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset
 from cpdrun.comm import GradientSync
 from cpdrun.comm.gossip.base import Gossip
 from cpdrun.comm.sync.local import OuterStep
+from cpdrun.config.input_files import find_input_files
 from cpdrun.data.base import Data, DataError, states
 from cpdrun.data.partition import Iid, InOrder, Partition
 from cpdrun.data.stream import Stream, length_of
@@ -70,7 +71,9 @@ def build(config: dict[str, Any], device: torch.device) -> Parts:
 
     Raises:
         BuildError: A part cannot be made, or does not fit the others.
+        ConfigError: A file that the data or the model read has changed since the run was planned.
     """
+    find_input_files({key: config[key] for key in ("data", "model")})  # compares the digests
     data = build_data(config)
     task = build_task(config, data)
     duration = build_duration(config, data)

@@ -79,7 +79,7 @@ def test_other_arguments_do_not_name_a_checkpoint(here, arguments):
 
 
 def test_a_script_must_get_the_checkpoint(here):
-    with pytest.raises(ConfigError, match=r"init_from=a\.pt: the script does not get this file\. Pass it"):
+    with pytest.raises(ConfigError, match=r"init_from=a\.pt: the script is not given this file\. Pass it"):
         only("init_from=a.pt")
     with pytest.raises(ConfigError, match=r"have \{init_from\}\. Type init_from=PATH"):
         only("script_args=--ckpt {init_from}")

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tiny_models import tiny_bert, tiny_llama
 
 import cpdrun.conf
 from cpdrun.models.huggingface import _print_once, load_pretrained
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
 def load(name, lora=None, **changed):
@@ -25,16 +26,7 @@ def load(name, lora=None, **changed):
 def bert(tmp_path_factory):
     """The folder of a tiny BERT without a head."""
     folder = tmp_path_factory.mktemp("bert")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=64,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-    )
-    transformers.BertModel(config).save_pretrained(folder)
+    tiny_bert(64).save_pretrained(folder)
     return str(folder)
 
 
@@ -42,16 +34,7 @@ def bert(tmp_path_factory):
 def llama(tmp_path_factory):
     """The folder of a tiny Llama that predicts the next token."""
     folder = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        tie_word_embeddings=True,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tiny_llama(64).save_pretrained(folder)
     return str(folder)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import tiny_llama
 
-transformers = pytest.importorskip("transformers", reason="the script measures models of transformers")
+pytest.importorskip("transformers", reason="the script measures models of transformers")
 
 
 @pytest.fixture
@@ -21,18 +22,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.1,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    return tiny_llama(96, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.1, **sizes).eval()
 
 
 def test_fewer_bits_have_larger_errors(

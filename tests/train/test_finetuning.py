@@ -1,14 +1,19 @@
 """Fine-tuning a pretrained model gives the weights of a plain training loop with the library transformers."""
 
 import csv
+import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from tiny_models import tiny_bert
 
+from cpdrun.config.errors import ConfigError
 from cpdrun.record import RunDir, read_json, write_text
 from cpdrun.sweep import plan
+from cpdrun.train.build import build, build_data
+from cpdrun.train.instantiate import part
 from cpdrun.train.rank import run_rank
 from cpdrun.train.seeds import derived_seed, generator
 
@@ -29,16 +34,7 @@ def folder(tmp_path_factory):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "was", "and", *NOUNS, *GOOD, *BAD]
     (folder / "vocab.txt").write_text("\n".join(words))
     transformers.BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=16,
-    )
-    transformers.BertModel(config).save_pretrained(folder)
+    tiny_bert(len(words)).save_pretrained(folder)
     with (folder / "reviews.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["comment", "sentiment"])
@@ -83,10 +79,7 @@ def train(folder, tmp_path, monkeypatch):
 def plain_loop(folder, config, autocast):
     """Fine-tune with transformers alone: the same rows, order of rows, seeds of dropout, and learning rates."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    from cpdrun.train.build import build_data  # only for the split into training and test rows
-    from cpdrun.train.instantiate import part
-
-    data = build_data(config)
+    data = build_data(config)  # only for the split into training and test rows
     torch.manual_seed(derived_seed("weights", SEED))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -151,7 +144,30 @@ def test_gradient_checkpointing_does_not_change_the_weights_under_a_recipe(train
     assert all(torch.equal(stored[name], computed_again[name]) for name in stored)
 
 
-@pytest.mark.parametrize("typed", ["model.dtype=bf16", "model.lora.rank=2"])
-def test_options_of_the_model_train(train, typed):
-    run, _ = train(typed, "max_steps=2")
-    assert read_json(run.done)["metrics"]["test_loss"] < 2
+def test_lora_leaves_the_pretrained_weights_unchanged(folder, train):
+    run, _ = train("model.lora.rank=2", "max_steps=2")
+    trained = weights(run)
+    pretrained = transformers.AutoModel.from_pretrained(folder).state_dict()
+    assert any("lora_B" in name and value.any() for name, value in trained.items())  # initially zero
+    for name, value in pretrained.items():
+        (found,) = (v for n, v in trained.items() if n.replace(".base_layer", "").endswith(f"bert.{name}"))
+        assert torch.equal(found, value), name
+
+
+def test_weights_in_bf16_are_trained_in_bf16(folder, train):
+    run, _ = train("model.dtype=bf16", "max_steps=2")
+    trained = weights(run)
+    assert {value.dtype for value in trained.values() if value.is_floating_point()} == {torch.bfloat16}
+    pretrained = transformers.AutoModel.from_pretrained(folder).state_dict()
+    name = "encoder.layer.0.output.dense.weight"
+    assert not torch.equal(trained[f"bert.{name}"], pretrained[name].bfloat16())
+
+
+def test_a_checkpoint_that_changed_after_planning_is_an_error(folder, tmp_path, train, monkeypatch):
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    _, config = train(f"model.name={moved}", f"data.tokenizer={folder}", "max_steps=1")
+    build(config, torch.device("cpu"))
+    tiny_bert(17, initializer_range=0.1).save_pretrained(moved)
+    with pytest.raises(ConfigError, match=r"model\.sha256=.* have changed since the run was planned"):
+        build(config, torch.device("cpu"))

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
-from cpdrun.config.input_files import digest_files
 from cpdrun.data.base import DataError
 from cpdrun.data.text.table_rows import Rows, read_dataset, read_files
 from cpdrun.data.text.text import Windows
@@ -144,7 +143,6 @@ class TextTable:
             rows = read_files("train", train, columns, label)
             test_rows = None if test is None else read_files("test", test, columns, label)
             self.path = train if isinstance(train, str) else train[0]
-            read = {"train": train} | ({} if test is None else {"test": test})
         else:
             splits = [train_split] if test_split is None else [train_split, test_split]
             name = str(dataset)
@@ -154,11 +152,6 @@ class TextTable:
             ]
             rows, test_rows = both[0], both[1] if test_split else None
             self.path = name if Path(name).expanduser().is_dir() else None
-            read = {"dataset": name} if self.path else {}
-        if files_sha256 is not None and digest_files(read) != files_sha256:
-            raise DataError(
-                "the table has changed since the run was planned, or data.files_sha256 belongs to another one"
-            )
         self.context = context
         loaded = load_tokenizer(tokenizer)
         if test_rows is None:

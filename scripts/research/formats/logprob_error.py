@@ -18,7 +18,7 @@ float32, as on GPUs. Each of them is combined with several output heads:
 
 The 95 % intervals treat the prompts as a sample: BCa bootstrap over prompts, 10,000 resamples, seed 0. They contain no
 uncertainty about other models or other kinds of text. Each pass has one prompt, so scales of whole tensors concern one
-prompt. The script writes logprob_error.csv, logprob_error.md and made_by.txt, and takes about 25 minutes on one core.
+prompt. The script writes logprob_error.csv, logprob_error.md and made_by.txt.
 """
 
 import argparse
@@ -125,10 +125,10 @@ def read_prose(text: str) -> str:
 
 
 def read_prompts(folder: Path, tokenizer: Any, prompts: int, tokens: int) -> list[Tensor]:
-    """Return the first tokens of the prose of different files. The hashes of the files' paths decide which files.
+    """Return the first `tokens` tokens of the prose of `prompts` files, which are chosen by the hashes of their paths.
 
     Raises:
-        ValueError: The folder contains too few files with that many tokens.
+        ValueError: The folder contains fewer than `prompts` files with `tokens` tokens of prose.
     """
     found: list[Tensor] = []
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.rst*")]
@@ -212,8 +212,8 @@ def measure(
 def summarize(differences: Sequence[Tensor], reference: Sequence[Tensor]) -> dict[str, float]:
     """Return the relative RMS error with its interval over prompts, and the mean, RMS and largest difference.
 
-    Differences that are NaN or infinite make the results NaN. The mean is relative to the RMS of the reference, and the
-    others are in nats.
+    The RMS and the largest difference are in nats. The mean is divided by the RMS of the reference. Differences that
+    are NaN or infinite make the results NaN.
     """
     squares = np.array([float(x.square().sum()) for x in differences])
     scales = np.array([float(r.square().sum()) for r in reference])
@@ -260,7 +260,7 @@ def variants(load: Callable[[], nn.Module]) -> Iterator[Variant]:
 
 
 def measure_all(load: Callable[[], nn.Module], inputs: dict[str, list[Tensor]]) -> pd.DataFrame:
-    """Return one row per kind of input, variant and head."""
+    """Return one row for each combination of inputs, variant and output head."""
     exact = load()
     reference = {
         kind: [log_probabilities(exact(tokens).logits, tokens) for tokens in prompts]
