@@ -80,7 +80,8 @@ def _check_run(config: dict[str, Any]) -> list[str]:
     products, notes = emulated_products(parts), _schedule_notes(config, parts)
     if products is None:
         return notes
-    rules = parts.precision.rounds_products
+    recipe = config.get("recipe")
+    rules = f"recipe={recipe}" if recipe else parts.precision.rounds_products
     if unrounded := products["in float32"]:
         shares = shares_text(products["coverage"])
         text = f"{rules}: {shares} of the multiply-accumulates; in float32: {_first(unrounded)}"
