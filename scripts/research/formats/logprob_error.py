@@ -1,7 +1,7 @@
 """Measure the error of a language model's token log-probabilities under each recipe, relative to float32.
 
     python scripts/pretrained_models.py smollm2 && apt-get install linux-doc
-    python scripts/research/formats/logprob_error.py --to results/reference/smollm2_recipes
+    python scripts/research/formats/logprob_error.py --to results/reference/logprob_error
 
 The script runs forward passes of SmolLM2-135M-Instruct on English technical text (the prose of the Linux kernel's
 documentation) and on random tokens. For each token after the first of a prompt, the log-probability of this token under
