@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 PATIENCE_S = 280  # for a script that takes seconds on an idle machine
 SCRIPT = Path(__file__).parents[1] / "scripts" / "references.py"
@@ -125,10 +124,15 @@ def test_uncommitted_changes_and_unknown_names_are_errors(repository):
         assert script.returncode == 2 and said in err
 
 
-def test_each_reference_has_its_experiment():
-    kept = yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text())
+def test_each_reference_has_its_experiments(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from references import DATA, read_parts
+
+    parts = [part for of_name in read_parts(DATA).values() for part in of_name]
     experiments = {path.stem for path in (SCRIPT.parents[1] / "conf" / "exp").glob("*.yaml")}
-    assert kept.keys() <= experiments
+    trained = {part.sweeps[0] for part in parts if not part.of}
+    assert {word[4:] for part in parts for word in part.words if word.startswith("exp=")} <= experiments
+    assert {name for part in parts for name in part.of} <= trained
 
 
 def test_results_are_recorded_with_their_command_and_commit(repository, monkeypatch):

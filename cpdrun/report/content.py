@@ -19,6 +19,7 @@ from cpdrun.report import crossover as crossover_text
 from cpdrun.report.best_of import best_table
 from cpdrun.report.cost import COSTS
 from cpdrun.report.layout_table import layout_table
+from cpdrun.report.study_text import margin_text
 from cpdrun.study import ReportUsageError, answers
 from cpdrun.study.fork_test import ForkTest, fork_tests
 from cpdrun.study.pareto import front_rows
@@ -177,7 +178,11 @@ def _layout(study: Study, rows: Sequence[str], cols: Sequence[str]) -> NamedTabl
         return None
     numbers, shown = layout_table(study, rows, cols)
     title = f"{study.metric.title} by {' and '.join((*rows, *cols))}"
-    return NamedTable("pivot", title, numbers, shown)
+    sentence = (
+        f"Each cell: {study.metric.title}, mean over seeds, and the verdict (✓ certified, ✗ refuted, ? open, "
+        f"= not tested, because the runs equal the baseline's). Margin: {margin_text(study.margin, study.metric)}."
+    )
+    return NamedTable("pivot", title, numbers, shown, [sentence])
 
 
 def _crossover(study: Study, sweeps: Sequence[SweepDir]) -> tuple[NamedTable | None, str]:

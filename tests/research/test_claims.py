@@ -12,7 +12,7 @@ from research.claims.cells import find_pairs, matches
 from research.claims.claim import Claim, Comparison, Paper, read_claims
 from research.claims.judgement import ClaimVerdict, Judgement, judge
 from research.claims.page import describe_verdict, page, tally
-from research.claims.values import FAILED, Values, read_values, write_values
+from research.claims.values import FAILED, Values, read_table, read_values, write_values
 
 from cpdrun.config.overrides import flatten
 from cpdrun.sweep import plan
@@ -26,9 +26,12 @@ COUNTED, NOT_RUN = ClaimVerdict.COUNTED, ClaimVerdict.NOT_RUN
 def claim(*comparisons: dict, **changes) -> Claim:
     cells = {"candidate": {"format": "e4m3", "aps": True}, "baseline": {"format": "fp32"}}
     usual = {"sweep": "digits_bits", "metric": "test_accuracy", **cells}
+    return claim_of(*(Comparison(**{**usual, **changed}) for changed in comparisons), **changes)
+
+
+def claim_of(*comparisons: Comparison, **changes) -> Claim:
     facts = {"statement": "nothing is lost", "quote": "nothing", "section": "abstract", "threshold": "None."}
-    found = tuple(Comparison(**{**usual, **changed}) for changed in comparisons)
-    return Claim(paper=Paper("A paper", "Nobody", "0000.00000"), comparisons=found, **facts, **changes)
+    return Claim(paper=Paper("A paper", "Nobody", "0000.00000"), comparisons=comparisons, **facts, **changes)
 
 
 class Table:
@@ -107,8 +110,6 @@ def test_comparisons_that_were_not_run_are_counted_in_the_verdict():
     judgement = table.judge({"at_least": -1}, {"sweep": "never_run", "at_least": -1})
     assert describe_verdict(judgement) == "in all comparisons: certified; 1 of 2 comparisons not run"
     assert table.judge({"sweep": "never_run", "at_least": -1}).verdict is NOT_RUN
-    reason = Claim(paper=Paper("", "", ""), statement="s", quote=None, section="", not_run="No cluster.")
-    assert judge(reason, table.values).verdict is NOT_RUN
 
 
 def test_comparisons_with_identical_weights_count_once():
@@ -237,7 +238,7 @@ def test_failed_runs_are_written_to_values_and_read_again(tmp_path):
 def test_every_claim_finds_its_cells_in_the_stored_values():
     for item in read_claims():
         for comparison in item.comparisons:
-            values = read_values(STORED / comparison.sweep)
+            values = read_values(STORED / comparison.sweep) if comparison.sweep else None
             if values is not None:
                 assert all(pair.candidate for pair in find_pairs(comparison, values)), (
                     item.statement,
@@ -246,11 +247,15 @@ def test_every_claim_finds_its_cells_in_the_stored_values():
 
 
 def test_the_stored_page_is_up_to_date():
-    judgements = [judge(item, lambda sweep: read_values(STORED / sweep)) for item in read_claims()]
+    judgements = [
+        judge(item, lambda sweep: read_values(STORED / sweep), tables=lambda name: read_table(STORED / name))
+        for item in read_claims()
+    ]
     assert (STORED / "claims.md").read_text() == page(judgements, 0.95), "run `make claims`"
 
 
-SWEEPS = {comparison.sweep for item in read_claims() for comparison in item.comparisons}
+COMPARISONS = [comparison for item in read_claims() for comparison in item.comparisons]
+SWEEPS = {comparison.sweep for comparison in COMPARISONS if comparison.sweep}
 WITHOUT_VALUES = sorted(sweep for sweep in SWEEPS if not (STORED / sweep / "values.csv").exists())
 
 
@@ -270,19 +275,44 @@ def test_each_claim_has_a_sweep_whose_values_can_be_stored():
     assert references.keys() >= SWEEPS
 
 
-CELLS = {"sweep": "a", "candidate": {}, "baseline": {}}
+@pytest.mark.parametrize(
+    "comparison", [each for each in COMPARISONS if each.table], ids=lambda each: each.column
+)
+def test_each_claim_about_a_table_finds_its_rows(comparison):
+    found = judge(
+        claim_of(comparison), lambda sweep: None, tables=lambda name: read_table(STORED / name)
+    ).findings
+    assert all(finding.was_run for finding in found)
+
+
+def test_numbers_of_a_table_are_compared_with_the_bounds():
+    table = pd.DataFrame({"link": ["fast", "slow"], "GPUs": [8, 8], "speed-up": [3.0, 7.0]})
+    comparison = Comparison(table="t.csv", column="speed-up", where={"GPUs": 8}, at_least=5)
+    some = judge(claim_of(comparison, holds_for="some"), lambda sweep: None, tables=lambda name: table)
+    assert [(found.cell, found.verdict) for found in some.findings] == [
+        (("fast", "GPUs 8"), REFUTED),
+        (("slow", "GPUs 8"), COUNTED),
+    ]
+    assert (some.verdict, some.is_tested) == (COUNTED, False)
+    assert "| t.csv | slow, GPUs 8 | - | speed-up 7 | - | counted |" in page([some], 0.95)
+    assert judge(claim_of(comparison), lambda sweep: None, tables=lambda name: table).verdict is REFUTED
+    assert judge(claim_of(comparison), lambda sweep: None).verdict is NOT_RUN
+
+
+CELLS = {"sweep": "a", "candidate": {"format": "e4m3"}, "baseline": {"format": "fp32"}}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"comparisons": []}, "either comparisons, or not_run"),
+        ({"comparisons": []}, "needs comparisons"),
         ({"holds_for": "all"}, "holds_for must be one of every, most, some"),
         ({"colour": 1}, "colour"),
         ({"threshold": None}, "needs a threshold"),
         ({"comparisons": [{**CELLS, "metric": "m"}]}, "at_least or at_most"),
-        ({"comparisons": [{**CELLS, "at_least": 0}]}, "a metric or a count"),
-        ({"comparisons": [{"sweep": "a"}]}, "candidate"),
+        ({"comparisons": [{**CELLS, "at_least": 0}]}, "a metric, a count or a table"),
+        ({"comparisons": [{"sweep": "a", "metric": "m"}]}, "a candidate and a baseline"),
+        ({"comparisons": [{"table": "t.csv", "at_least": 0}]}, "a column"),
     ],
 )
 def test_an_invalid_claim_is_named_in_the_error(tmp_path, change, message):

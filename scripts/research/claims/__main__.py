@@ -10,7 +10,7 @@ from pathlib import Path
 from research.claims.claim import read_claims
 from research.claims.judgement import judge
 from research.claims.page import count_verdicts, page
-from research.claims.values import Values, read_values
+from research.claims.values import Values, read_table, read_values
 
 from cpdrun.record import write_text
 
@@ -33,7 +33,10 @@ def main() -> None:
     def stored(sweep: str) -> Values | None:
         return read_values(arguments.values / sweep)
 
-    judgements = [judge(claim, stored, arguments.confidence) for claim in read_claims()]
+    judgements = [
+        judge(claim, stored, arguments.confidence, lambda name: read_table(arguments.values / name))
+        for claim in read_claims()
+    ]
     out = arguments.out or arguments.values / "claims.md"
     write_text(out, page(judgements, arguments.confidence))
     print(f"{count_verdicts(judgements)}. Every comparison is in {out}.")

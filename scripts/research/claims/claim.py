@@ -13,29 +13,49 @@ TIMES_FEWER, PERCENT_MORE = "times_fewer", "percent_more"
 
 
 @dataclass(frozen=True)
+class Untested:
+    """A claim that cannot be tested here, and the reason."""
+
+    statement: str
+    quote: str
+    section: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Paper:
     title: str
     authors: str
     arxiv: str
+    not_tested: tuple[Untested, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The candidates and baselines of a sweep to compare, and the bounds between which the comparison holds."""
+    """What is compared, and the bounds between which the comparison holds.
 
-    sweep: str
-    candidate: dict[str, Any]
-    baseline: dict[str, Any]
+    It compares either candidates and baselines of a sweep, or numbers of a committed table with the bounds alone.
+    """
+
+    sweep: str = ""
+    candidate: dict[str, Any] = field(default_factory=dict)
+    baseline: dict[str, Any] = field(default_factory=dict)
     where: dict[str, Any] = field(default_factory=dict)
     metric: str | None = None
     count: str | None = None
     counted_as: str = TIMES_FEWER
+    table: str | None = None
+    column: str | None = None
     at_least: float | None = None
     at_most: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.metric is None) == (self.count is None):
-            raise ValueError("a comparison needs either a metric or a count")
+        if sum(kind is not None for kind in (self.metric, self.count, self.table)) != 1:
+            raise ValueError("a comparison needs a metric, a count or a table, and only one of them")
+        if (self.table is None) != (self.column is None):
+            raise ValueError("a table and a column need each other")
+        if self.table is None and not (self.sweep and self.candidate and self.baseline):
+            raise ValueError("a comparison of runs needs a sweep, a candidate and a baseline")
         if self.counted_as not in (TIMES_FEWER, PERCENT_MORE):
             raise ValueError(f"counted_as must be {TIMES_FEWER} or {PERCENT_MORE}, not {self.counted_as!r}")
         if self.at_least is None and self.at_most is None:
@@ -48,18 +68,17 @@ class Claim:
     statement: str
     quote: str | None
     section: str
-    threshold: str | None = None
+    threshold: str
+    comparisons: tuple[Comparison, ...]
     holds_for: str = "every"
     across: str = "comparisons"
-    comparisons: tuple[Comparison, ...] = ()
-    not_run: str | None = None
     note: str | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.comparisons) == bool(self.not_run):
-            raise ValueError("a claim needs either comparisons, or not_run with the reason")
-        if self.comparisons and not self.threshold:
-            raise ValueError("a claim with comparisons needs a threshold")
+        if not self.comparisons:
+            raise ValueError("a claim needs comparisons; the paper's not_tested has claims without them")
+        if not self.threshold:
+            raise ValueError("a claim needs a threshold")
         if self.holds_for not in QUANTIFIERS:
             raise ValueError(f"holds_for must be one of {', '.join(QUANTIFIERS)}, not {self.holds_for!r}")
 
@@ -72,7 +91,8 @@ def read_claims(path: Path = CLAIMS) -> list[Claim]:
     """
     claims = []
     for content in yaml.safe_load(path.read_text(encoding="utf-8")):
-        paper = Paper(content["title"], content["authors"], content["arxiv"])
+        not_tested = tuple(Untested(**claim) for claim in content.get("not_tested", ()))
+        paper = Paper(content["title"], content["authors"], content["arxiv"], not_tested)
         for claim in content["claims"]:
             try:
                 claims.append(_claim(paper, claim))

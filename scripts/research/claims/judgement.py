@@ -2,8 +2,8 @@
 
 Each comparison of a metric is judged by the same evidence as in searches and reports (`cpdrun.stats.evidence`), with
 the bound of the claim as the boundary. Therefore, runs may be added until a claim is settled. `cpdrun.stats.failures`
-explains how failed runs count. Comparisons of bytes are arithmetic: a number inside the bounds is "counted", and a
-number outside refutes the claim.
+explains how failed runs count. Comparisons of bytes and of numbers in tables involve no chance: a number inside the
+bounds is "counted", and a number outside refutes the claim.
 
 `research.claims.quantified_claims` explains how the comparisons of a claim, and the two bounds of a comparison, share
 the error probability. Candidates whose runs have the same weights, bit for bit, count as one comparison. Comparisons
@@ -12,14 +12,14 @@ verdict only includes comparisons that were run.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import pandas as pd
 from research.claims import quantified_claims
-from research.claims.cells import Pair, find_pairs
+from research.claims.cells import Pair, find_pairs, matches
 from research.claims.claim import TIMES_FEWER, Claim, Comparison
 from research.claims.values import Values
 
@@ -87,32 +87,79 @@ class Judgement:
     @property
     def is_tested(self) -> bool:
         """Whether the verdict is based on statistics, so that it may be wrong by chance."""
-        return any(finding.was_run and finding.comparison.metric for finding in self.findings)
+        return any(finding.was_run and finding.comparison.metric is not None for finding in self.findings)
 
 
-def judge(claim: Claim, stored: Callable[[str], Values | None], confidence: float = 0.95) -> Judgement:
+def judge(
+    claim: Claim,
+    stored: Callable[[str], Values | None],
+    confidence: float = 0.95,
+    tables: Callable[[str], pd.DataFrame | None] = lambda name: None,
+) -> Judgement:
     """Return the verdict on a claim.
 
     Args:
         claim: The claim.
         stored: A function that returns the stored values of a sweep with a given name, or None if there are none.
         confidence: The confidence of the verdict on the whole claim, and of each printed interval.
+        tables: A function that returns the committed table with a given name, or None if there is none.
     """
-    pairs = [
-        pair for comparison in claim.comparisons for pair in find_pairs(comparison, stored(comparison.sweep))
+    of_tables = [
+        found
+        for comparison in claim.comparisons
+        if comparison.table is not None
+        for found in _table_findings(comparison, tables(comparison.table))
     ]
-    if not pairs:
+    pairs = [
+        pair
+        for comparison in claim.comparisons
+        if comparison.table is None
+        for pair in find_pairs(comparison, stored(comparison.sweep))
+    ]
+    if not pairs and not of_tables:
         return Judgement(claim, ClaimVerdict.NOT_RUN)
     first = [
         next(j for j in range(i + 1) if j == i or _is_same(pairs[j], pair)) for i, pair in enumerate(pairs)
     ]
-    errors = quantified_claims.shares(1 - confidence, claim.holds_for, len(set(first)))
+    errors = quantified_claims.shares(1 - confidence, claim.holds_for, len(set(first)) + len(of_tables))
     findings = [_finding(pair, errors, confidence) for pair in pairs]
     findings = [
         found if j == i else replace(found, repeats=pairs[j].cell)
         for i, (found, j) in enumerate(zip(findings, first, strict=True))
     ]
+    findings += of_tables
     return Judgement(claim, _combine(claim, findings), findings)
+
+
+def _table_findings(comparison: Comparison, table: pd.DataFrame | None) -> list[Finding]:
+    """Compare the numbers of a column with the bounds, one for each row with the values of `comparison.where`."""
+    rows = [] if table is None else table.to_dict("records")
+    rows = [row for row in rows if matches(row, comparison.where)]
+    if not rows:
+        return [Finding(comparison, _row_text(comparison.where), ClaimVerdict.NOT_RUN)]
+    numbers = {key for key in rows[0] if isinstance(rows[0][key], float)}
+    return [
+        Finding(
+            comparison,
+            _row_text({key: value for key, value in row.items() if key not in numbers}),
+            _verdict_on_count(comparison, value),
+            source=str(comparison.table),
+            value=value,
+        )
+        for row in rows
+        for value in [float(row[str(comparison.column)])]
+    ]
+
+
+def _row_text(row: Mapping[str, Any]) -> tuple[str, ...]:
+    shown = {key: value for key, value in row.items() if not isinstance(value, bool)}
+    return tuple(f"{key} {value}" if isinstance(value, int) else str(value) for key, value in shown.items())
+
+
+def _verdict_on_count(comparison: Comparison, value: float) -> ClaimVerdict:
+    low = -math.inf if comparison.at_least is None else comparison.at_least
+    high = math.inf if comparison.at_most is None else comparison.at_most
+    return ClaimVerdict.COUNTED if low <= value <= high else ClaimVerdict.REFUTED
 
 
 def _is_same(one: Pair, other: Pair) -> bool:
@@ -133,7 +180,7 @@ def _combine(claim: Claim, findings: Sequence[Finding]) -> ClaimVerdict:
     counted = ClaimVerdict.COUNTED
     verdicts = [Verdict.CERTIFIED if verdict is counted else Verdict(verdict) for verdict in run]
     verdict = quantified_claims.verdict(claim.holds_for, verdicts)
-    is_counted = verdict is Verdict.CERTIFIED and set(run) == {counted}
+    is_counted = verdict is Verdict.CERTIFIED and ClaimVerdict.CERTIFIED not in run
     return counted if is_counted else ClaimVerdict(verdict)
 
 
@@ -242,7 +289,4 @@ def _count(comparison: Comparison, candidate: Group, baseline: Group) -> dict[st
     if not (ours > 0 and theirs > 0):
         return {"verdict": ClaimVerdict.OPEN, "note": f"the runs do not record {comparison.count}"}
     value = theirs / ours if comparison.counted_as == TIMES_FEWER else 100 * (ours / theirs - 1)
-    low = -math.inf if comparison.at_least is None else comparison.at_least
-    high = math.inf if comparison.at_most is None else comparison.at_most
-    verdict = ClaimVerdict.COUNTED if low <= value <= high else ClaimVerdict.REFUTED
-    return {"verdict": verdict, "value": value, "note": "counted"}
+    return {"verdict": _verdict_on_count(comparison, value), "value": value, "note": "counted"}

@@ -26,6 +26,9 @@ def page(judgements: Sequence[Judgement], confidence: float) -> str:
         lines += _table(["claim", "verdict", "comparisons"], map(_row, block))
         for judgement in block:
             lines += [*_details(judgement), ""]
+        for claim in paper.not_tested:
+            text = f'Not tested here: {claim.statement}. "{claim.quote}" ({claim.section}) {claim.reason}'
+            lines += [escape_markdown(text), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -42,8 +45,8 @@ def _introduction(judgements: Sequence[Judgement], confidence: float) -> list[st
         "- **certified**: shown to be within the threshold of the claim",
         "- **refuted**: shown to be outside of it",
         "- **open**: not settled by the runs so far",
-        "- **counted**: within the threshold by counting bytes, which is arithmetic and not statistics",
-        "- **not run**: no values of single runs are stored, or the claim cannot be tested here",
+        "- **counted**: within the threshold by counting bytes or by a formula, which needs no statistics",
+        "- **not run**: no values of single runs are stored",
         "",
         f"The verdict on each tested claim holds at {percent}, each claim by itself. With {tested} tested claims, at "
         f"most {wrong} wrong verdicts are expected on this page. All verdicts use the evidence of searches and reports "
@@ -90,7 +93,9 @@ def _name_cells(judgement: Judgement, verdict: ClaimVerdict) -> str:
     common = set(cells[0]).intersection(*cells)
     found = [finding for finding in judgement.distinct if finding.verdict is verdict]
     names = [
-        ", ".join(word for word in finding.cell if word not in common) or finding.comparison.sweep
+        ", ".join(word for word in finding.cell if word not in common)
+        or finding.comparison.sweep
+        or str(finding.comparison.table)
         for finding in found
     ]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -99,8 +104,6 @@ def _name_cells(judgement: Judgement, verdict: ClaimVerdict) -> str:
 
 def tally(judgement: Judgement) -> str:
     """Return `of 8 comparisons 3 certified, 1 refuted, 4 open; 3 more have identical runs and count once`."""
-    if judgement.claim.not_run:
-        return judgement.claim.not_run
     distinct = judgement.distinct
     counts = Counter(finding.verdict for finding in distinct)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ClaimVerdict if counts[verdict])
@@ -133,18 +136,15 @@ def _details(judgement: Judgement) -> Iterator[str]:
     )
     yield escape_markdown(f"{quote} ({claim.section})")
     yield ""
-    if claim.not_run:
-        yield f"Not run: {escape_markdown(claim.not_run)}"
-    else:
-        needed = f"It must hold in {IN_WORDS[claim.holds_for]} {claim.across}."
-        yield f"Threshold: {escape_markdown(f'{claim.threshold} {needed}')}"
-        yield ""
-        header = ["sweep", "candidate", "baseline", "difference", "pairs", "verdict"]
-        yield from _table(header, map(_cells, judgement.findings))
-        if sources := dict.fromkeys(finding.source for finding in judgement.findings if finding.source):
-            yield f"Stored values: {escape_markdown('; '.join(sources))}."
-        if sentence := _pairs_if_equal(judgement):
-            yield f"\n{sentence}"
+    needed = f"It must hold in {IN_WORDS[claim.holds_for]} {claim.across}."
+    yield f"Threshold: {escape_markdown(f'{claim.threshold} {needed}')}"
+    yield ""
+    header = ["sweep", "candidate", "baseline", "difference", "pairs", "verdict"]
+    yield from _table(header, map(_cells, judgement.findings))
+    if sources := dict.fromkeys(finding.source for finding in judgement.findings if finding.source):
+        yield f"Stored values: {escape_markdown('; '.join(sources))}."
+    if sentence := _pairs_if_equal(judgement):
+        yield f"\n{sentence}"
     if claim.note:
         yield f"\n{escape_markdown(claim.note)}"
 
@@ -161,9 +161,9 @@ def _cells(finding: Finding) -> list[str]:
         verdict = f"the same weights as {', '.join(finding.repeats)}"
     candidate = ", ".join(finding.cell)
     return [
-        finding.comparison.sweep,
+        finding.comparison.sweep or str(finding.comparison.table),
         candidate,
-        baseline,
+        baseline or "-",
         _value(finding),
         str(finding.pairs or "-"),
         verdict,
@@ -184,6 +184,8 @@ def _value(finding: Finding) -> str:
     """Return `+0.60 [−1.20, +2.90] points`, `4 times fewer bytes` or `0.03 % more bytes`."""
     if not math.isfinite(finding.value):
         return "-"
+    if finding.comparison.table:
+        return f"{finding.comparison.column} {finding.value:.3g}"
     if finding.comparison.count:
         is_factor = finding.comparison.counted_as == TIMES_FEWER
         return f"{finding.value:.3g} {'times fewer' if is_factor else '% more'} bytes"

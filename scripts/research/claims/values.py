@@ -114,6 +114,11 @@ def read_values(folder: Path) -> Values | None:
     return Values(rows, axes, f"{folder.name}/{VALUES}, {made}")
 
 
+def read_table(path: Path) -> pd.DataFrame | None:
+    """Return a committed table, whose comments begin with #, or None if there is none."""
+    return pd.read_csv(path, comment="#") if path.is_file() else None
+
+
 def write_values(sweeps: Sequence[SweepDir], path: Path) -> None:
     """Write the runs of `sweeps` to `path`, sorted by their axes. Raises ReportError if no run has finished."""
     found = [values for sweep in sweeps if (values := read_runs(sweep)) is not None]

@@ -2,18 +2,20 @@
 
     python scripts/research/speedup/alexnet_96gpu.py [--assumptions FILE.yaml] [--out FOLDER]
 
-The script prints a Markdown page. With --out, it writes the page and a picture to the folder. The assumptions are in
-alexnet_96gpu.yaml. To study another case, copy the file and change its numbers. The formulas are those of the cost
-model and of model_parallel.py. The script takes some seconds. The result is in results/reference/costmodel.
+The script prints a Markdown page. With --out, it writes the page, a picture and a table to the folder. The assumptions
+are in alexnet_96gpu.yaml. To study another case, copy the file and change its numbers. The formulas are those of the
+cost model and of model_parallel.py. The script takes some seconds. The result is in results/reference/costmodel.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 from model_parallel import (
     SCHEMES,
@@ -158,6 +160,18 @@ def _on_96(case: Case) -> Iterator[str]:
     yield f"Within {NEAR:.0%} of both numbers of the abstract: {'; '.join(near) or 'none'}."
 
 
+def table(case: Case) -> pd.DataFrame:
+    """Return the speed-ups without overlap on all GPUs, and whether that of 32 bits is near the abstract's."""
+    rows = []
+    for gpu, link, scheme in product(case.models, case.links, SCHEMES):
+        times = {f"times in {bits} bits": case.speedup(gpu, link, bits, scheme) for bits in (32, 8)}
+        is_near = abs(times["times in 32 bits"] / case.abstract[32] - 1) <= NEAR
+        rows.append(
+            {"GPU": gpu, "link": link, "scheme": scheme, "32 bits as in the abstract": is_near, **times}
+        )
+    return pd.DataFrame(rows)
+
+
 def _known(case: Case) -> Iterator[str]:
     """Compare with measurements on one machine that contains all GPUs."""
     gpu, model = next(iter(case.models.items()))
@@ -253,7 +267,7 @@ def draw(case: Case, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
     parser.add_argument("--assumptions", type=Path, help="other assumptions (default: alexnet_96gpu.yaml)")
-    parser.add_argument("--out", type=Path, help="folder for alexnet_96gpu.md and .png")
+    parser.add_argument("--out", type=Path, help="folder for alexnet_96gpu.md, .csv and .png")
     arguments = parser.parse_args(argv)
     try:
         source = arguments.assumptions or ASSUMPTIONS
@@ -267,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_text(arguments.out / "alexnet_96gpu.md", text)
+    write_text(arguments.out / "alexnet_96gpu.csv", table(case).to_csv(index=False, float_format="%.4g"))
     draw(case, arguments.out / "alexnet_96gpu.png")
     return 0
 
