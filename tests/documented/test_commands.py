@@ -75,6 +75,7 @@ SHORTER = {
 # Lines, or "PAGE: line" for one page, that get --dry-run, and what runs them or why nothing does.
 PLANNED = """
 cpdrun sweep exp=resnet50_bits nproc=8 --launcher slurm launcher.time=24:00:00 data.data_dir=/data/imagenet  # no data
+cpdrun sweep exp=resnet50_bits nproc=8 format=fp32 max_steps=20 name=resnet50_timing  # no data
 docs/commands.md: cpdrun search exp=digits_search --report  # docs/tutorial.md
 cpdrun search exp=digits_search search.start=widest  # tests/search
 cpdrun search exp=digits_search search.tune.optim.lr=.05,.1,.2  # tests/search
@@ -142,6 +143,7 @@ docs/tutorial.md: cpdrun doctor | docs/commands.md
 docs/commands.md: cpdrun search --allocate exp=digits_screen_small | docs/screen.md
 cpdrun report --serve | tests/report/test_serve.py
 cpdrun report A B --rows format,aps --cols model | tests/report/test_formats.py
+docs/papers.md: cpdrun report resnet50_bits alexnet_bits davidnet_bits --rows format,aps --cols sweep | tests/report/test_formats.py
 docs/reading_the_report.md: cpdrun report RUN | docs/commands.md
 """
 NOT_RUN = dict(line.split(" | ") for line in NOT_RUN_LINES.strip().splitlines())
