@@ -207,13 +207,17 @@ def test_the_lower_part_of_the_axis_is_larger_if_lower_is_better(new_sweep):
 
 @pytest.mark.parametrize(("metric", "sign"), [("test_accuracy", 1), ("test_loss", -1)])
 def test_the_error_bar_of_a_certified_format_ends_within_the_margin(new_sweep, metric, sign):
-    """The candidate lacks the baseline's best seeds, so its mean is much worse than its pairs are."""
+    """The candidate lacks the baseline's best seeds, so its mean is much worse than its pairs are.
+
+    The point shows the pairs, too, and lies within its bar.
+    """
     best = [0.9 + sign * (0.001 * (seed % 3) + (0.012 if seed >= 8 else 0.0)) for seed in range(12)]
     ours = [value - sign * 0.001 * (seed % 2) for seed, value in enumerate(best[:8])]
     sweep = add(new_sweep(), {"fp32": best, "e4m3": ours}, metric)
     study = read_study([sweep.dir], metric=metric, tolerance=0.005 * (100 if sign == 1 else 1))
     ((group, judged),) = study.judged.items()
-    _, low, high = span(study, group)
+    point, low, high = span(study, group)
+    assert low < point < high and not low <= study.metric.scale * group.mean <= high
     _, worst, best = margin_band(study, study.baselines[group])
     assert judged.verdict is Verdict.CERTIFIED
     assert worst < low if sign == 1 else high < best

@@ -82,7 +82,7 @@ class MetricAxis:
         return next(axes for axes in self.parts if axes.get_ylim()[0] <= y <= axes.get_ylim()[1])
 
     def y(self, group: Group) -> float:
-        return self.study.metric.scale * group.mean
+        return span(self.study, group)[0]
 
     def band(self, baseline: Group, x: Point) -> None:
         """Draw the baseline and the margin from x[0] to x[1].
@@ -100,7 +100,7 @@ class MetricAxis:
             )
 
     def point(self, x: float, group: Group, style: Style, verdict: Verdict | None = None) -> None:
-        """Draw a group's mean as a marker and its gap's interval as an error bar."""
+        """Draw a group's mean gap as a marker and the interval of the gap as an error bar."""
         mean, low, high = span(self.study, group)
         axes, text = self.at(mean), describe_group(self.study, group)
         look = marker_style(self.study, group, style, verdict)
@@ -220,9 +220,9 @@ def margin_band(study: Study, baseline: Group) -> tuple[float, float, float]:
 
 
 def _extent(study: Study, group: Group) -> tuple[float, float, float]:
-    """Return a group's mean, and the range of its point and error bar.
+    """Return the position of a group's point, and the range of its point and error bar.
 
-    The range ends `_LONGEST_BAR` margins away from the mean.
+    The range ends `_LONGEST_BAR` margins away from the point.
     """
     mean, *bar = span(study, group)
     longest = _LONGEST_BAR * study.tolerance if study.tolerance > 0 else math.inf
@@ -230,18 +230,20 @@ def _extent(study: Study, group: Group) -> tuple[float, float, float]:
 
 
 def span(study: Study, group: Group) -> tuple[float, float, float]:
-    """Return a group's mean, and the lower and upper end of its error bar.
+    """Return the position of a group's point, and the lower and upper end of its error bar.
 
-    The error bar is the interval of the gap, added to the baseline's mean, so it can be compared with the margin. It
-    may miss the group's own mean, which also includes seeds without a pair. Without an interval, both ends are the
-    mean.
+    They are the mean gap and its interval, added to the baseline's mean, so they can be compared with the margin also if
+    the group and the baseline have different seeds. Without an interval, all three are the group's own mean.
     """
     scale, mean = study.metric.scale, study.metric.scale * group.mean
     baseline, judged = study.baselines.get(group), study.judged.get(group)
     if baseline is None or judged is None or not math.isfinite(judged.judgement.high - judged.judgement.low):
         return mean, mean, mean
     sign = 1 if study.metric.higher_is_better else -1  # A positive gap is better.
-    ends = [scale * (baseline.mean + sign * gap) for gap in (judged.judgement.low, judged.judgement.high)]
+    judgement = judged.judgement
+    mean, *ends = (
+        scale * (baseline.mean + sign * gap) for gap in (judgement.mean, judgement.low, judgement.high)
+    )
     return mean, min(ends), max(ends)
 
 
