@@ -12,17 +12,19 @@ from cpdrun.report.plots import NotDrawnError, Plot
 from cpdrun.report.plots._axes import AXES
 from cpdrun.report.plots._panels import Name, caption, grid, title, write_names
 from cpdrun.report.result_text import describe_group
-from cpdrun.report.style import COLUMN_IN, strategy_styles
+from cpdrun.report.style import COLUMN_IN, FP32, WITH_APS, WITHOUT_APS, strategy_styles
 from cpdrun.report.svg import hover
-from cpdrun.study.axes import short
+from cpdrun.study.axes import plain, short
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.study import Study
-from cpdrun.study.verdicts import MARKS
+from cpdrun.study.verdicts import MARKS, Kind
 
 # The plot is drawn only if a candidate has at least this many pairs. A table shows fewer pairs just as well.
 FEWEST_PAIRS = 4
 # Evidence is drawn up to this value. The evidence against a bad format can reach hundreds.
 _MOST = 8.0
+# Named cases have no strategy, so their styles show the verdicts.
+_OF_CASES = {Kind.CERTIFIED: WITH_APS, Kind.REFUTED: WITHOUT_APS, Kind.OPEN: FP32, Kind.NOT_TESTED: FP32}
 
 
 def draw(study: Study) -> Figure:
@@ -46,21 +48,24 @@ def draw(study: Study) -> Figure:
 
 
 def _compared(study: Study, facet: Facet) -> list[Group]:
-    groups = [group for groups in facet.strategies.values() for group in groups]
-    return [group for group in groups if group in study.judged and study.judged[group].judgement.pairs > 1]
+    return [
+        group for group in facet.groups if group in study.judged and study.judged[group].judgement.pairs > 1
+    ]
 
 
 def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     groups, names = _compared(study, facet), []
     for group in groups:
-        judged, style = study.judged[group], strategy_styles(study)[group.strategy]
+        judged = study.judged[group]
+        style = _OF_CASES[judged.kind] if facet.has_cases else strategy_styles(study)[group.strategy]
         heights = [max(-_MOST, min(_MOST, value)) for value in judged.judgement.trace]
         pairs, text = range(1, len(heights) + 1), describe_group(study, group)
         (line,) = axes.plot(pairs, heights, color=style.color, linestyle=style.dash, linewidth=0.9)
         (end,) = axes.plot(pairs[-1], heights[-1], color=style.color, marker=style.marker, linestyle="")
         for artist in (line, end):
             hover(artist, text)
-        label = f"{short(group.name, 20)} {MARKS[judged.kind]}"
+        name = plain(str(group.case)) if facet.has_cases else group.name
+        label = f"{short(name, 20)} {MARKS[judged.kind]}"
         names.append(Name(pairs[-1], heights[-1], label, style.color, (text,)))
     certify = min(study.judged[group].enough[0] for group in groups)
     refute = min(study.judged[group].enough[1] for group in groups)
@@ -82,5 +87,6 @@ PLOTS = [
         f"{FEWEST_PAIRS} seeds that the baseline and another format have in common",
         draw,
         "sure",
+        of_cases=None,
     )
 ]
