@@ -232,8 +232,8 @@ def _extent(study: Study, group: Group) -> tuple[float, float, float]:
 def span(study: Study, group: Group) -> tuple[float, float, float]:
     """Return the position of a group's point, and the lower and upper end of its error bar.
 
-    They are the mean gap and its interval, added to the baseline's mean, so they can be compared with the margin also if
-    the group and the baseline have different seeds. Without an interval, all three are the group's own mean.
+    They are the mean gap and its interval, added to the baseline's mean, so they can be compared with the margin even
+    if the group and the baseline have different seeds. Without an interval, all three are the group's own mean.
     """
     scale, mean = study.metric.scale, study.metric.scale * group.mean
     baseline, judged = study.baselines.get(group), study.judged.get(group)
