@@ -82,6 +82,7 @@ cpdrun search exp=digits_search search.tune.optim.lr=.05,.1,.2  # tests/search
 cpdrun search exp=digits_recipes recipe=bf16,mxfp8,nvfp4  # tests/search
 cpdrun search exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even search.baseline.recipe=bf16
 cpdrun search train.py --lr 3e-4 -- format=fp32,e4m3fn,e3m0 aps=true search.tolerance=0.01  # docs/scripts.md
+cpdrun search train.py --lr 0.1 -- format=fp32,e4m3fn,e2m0 aps=true search.tolerance=0.02 --budget 24 --json
 cpdrun sweep script=train.py format=fp32,e3m0 aps=true,false  # docs/scripts.md
 cpdrun sweep script=train.py recipe=bf16,nvfp4  # docs/scripts.md
 cpdrun search --allocate exp=digits_screen_small  # tests/search_allocate
