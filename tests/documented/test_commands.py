@@ -65,6 +65,8 @@ SHORTER = {
     "--seed 7 --out e5m2.jsonl": "--rounding nearest_even --overflow infinity --count 10",
     "cpdrun sweep exp=digits_recipes recipe=mxfp8 ingredients.format=mxfp8_e4m3 ingredients.head=null "
     "+recipe.accumulator=b200_mxfp8": "--dry-run",  # tests/train
+    "cpdrun search --allocate --config-dir conf exp=mine 'screen.roles=[weight,input]' screen.low.weight=nvfp4 "
+    "screen.low.input=nvfp4": "--dry-run",  # 32 runs
     "README.md: cpdrun report": "--format html",
     "docs/scripts.md: cpdrun report": "--format md",
     "docs/tutorial.md: cpdrun report digits_search": "--format md",
@@ -86,7 +88,6 @@ cpdrun search exp=digits_bits sync=sharded sync.gather=fp32,bf16,e4m3fn format=f
 cpdrun sweep script=train.py format=fp32,e3m0 aps=true,false  # docs/scripts.md
 cpdrun sweep script=train.py recipe=bf16,nvfp4  # docs/scripts.md
 cpdrun search --allocate exp=digits_screen_small  # tests/search_allocate
-cpdrun search --allocate --config-dir conf exp=mine 'screen.roles=[weight,input]' screen.low.weight=nvfp4 screen.low.input=nvfp4
 cpdrun search --allocate exp=gpt_plain_screen_small screen.low.weight='[e4m0,e2m1b6fn]'  # runs of minutes
 cpdrun sweep exp=digits_recipes  # 36 runs
 cpdrun sweep exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even ingredients.hadamard=16,null
