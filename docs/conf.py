@@ -1,7 +1,7 @@
 """Settings of the documentation site. `make docs` builds it in build/docs, without a network, and warnings are errors.
 
-The site is built by Sphinx with MyST and the theme furo. The source folder is the whole repository, so links between the
-README, docs/ and results/reference work on the site as on a code host, which mkdocs does not allow. myst-nb shows
+The site is built by Sphinx with MyST and the theme furo. The source folder is the whole repository, so links between
+the README, docs/ and results/reference work on the site as on a code host, which mkdocs does not allow. myst-nb shows
 notebooks with their stored outputs and checks their links. It needs no pandoc, unlike nbsphinx.
 """
 

@@ -53,7 +53,10 @@ Path("theirs.csv").write_text("fmt,bits,seed,acc,loss\\naf4,4.5,0,.9,.3\\nfp32,3
 batch_of = lambda w: torch.randn(4, 64)
 loss = lambda model, batch: model(batch).square().mean()
 """,
-    "docs/sharded.md": f"{MODEL}\nimport cpdrun.comm\n{SHARDED}",
+    "docs/sharded.md": f"""{MODEL}
+import argparse, cpdrun.comm
+args = argparse.Namespace(gather="e4m3fn")
+{SHARDED}""",
 }
 # Executed after a fragment, to see that it has the intended effect.
 BEHIND = """
