@@ -35,7 +35,10 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
     words = parser.add_argument("overrides", nargs="*", metavar="key=value", help=meaning)
     complete_by("overrides", words)
     parser.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="a directory of your own yaml, searched before conf/"
+        "--config-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder of your own yaml files, searched before those of cpdrun",
     )
 
 

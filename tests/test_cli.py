@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpdrun.arguments import add_json
-from cpdrun.cli import COMMANDS, main, print_error
+from cpdrun.cli import COMMANDS, main, parser_of, print_error
 from cpdrun.errors import UserError, before_a_start
 from cpdrun.record import State, SweepDir, read_json, state_of
 
@@ -69,6 +69,14 @@ def test_help_fits_a_screen_and_imports_no_torch(cpdrun_process, typed):
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS if "--" not in name)
     assert not {"torch", "numpy", "hydra", "rich", "pandas"} & imported_packages(result.stderr)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_describes_the_command_and_each_option(name):
+    parser = parser_of(name)
+    assert parser.description and all(action.help for action in parser._actions)
+    # argparse replaces %% in the help of options, but not in an epilog.
+    assert "%%" not in parser.format_help()
 
 
 def test_dry_run_lists_the_runs_and_writes_nothing(cpdrun, tmp_path):

@@ -47,7 +47,12 @@ DOCUMENTS = {"cancel": CancelDocument}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    cancel = commands.add_parser("cancel", help="stop a sweep or a run; it can be resumed")
+    cancel = commands.add_parser(
+        "cancel",
+        help="stop a sweep or a run; it can be resumed",
+        description="Stop a sweep or a run. Active runs save a checkpoint and end, and waiting runs do not start. To "
+        "resume them, type the command of the sweep again.",
+    )
     add_names(cancel, "+", "name of a sweep or run")
     add_json(cancel)
     return cancel

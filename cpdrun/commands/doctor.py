@@ -10,9 +10,14 @@ DOCUMENTS = {"doctor": "cpdrun.launch.machine.doctor:DoctorDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    doctor = commands.add_parser("doctor", help="say what this machine has and lacks, and how to fix it")
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine has and lacks, and how to fix it",
+        description="Check what cpdrun uses on this machine: libraries, compiled code, GPUs, schedulers, data. For "
+        "each thing that is missing, say how to get it.",
+    )
     doctor.add_argument("names", nargs="*", metavar="results_dir=PATH", help="the results directory to check")
-    doctor.add_argument("--results-dir", type=Path, metavar="DIR", help="the same")
+    doctor.add_argument("--results-dir", type=Path, metavar="DIR", help="the same as results_dir=DIR")
     add_mode(doctor, "--calibrate", "measure this machine for the cost model")
     add_json(doctor)
     return doctor

@@ -26,16 +26,21 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         metavar="N",
         help="number of ranks between which the network is measured",
     )
-    calibrate.add_argument("--formats", type=several, default=[], metavar="F,F", help="default: the sweep's")
-    calibrate.add_argument(
-        "--network", type=several, default=[], metavar="N,N", help="1gbit, 10gbit, a yaml ..."
-    )
-    calibrate.add_argument("--algorithm", choices=["direct", "ring", "tree"], default="direct")
+    measured = "formats to measure (default: fp32, bf16 and those of the sweep)"
+    calibrate.add_argument("--formats", type=several, default=[], metavar="F,F", help=measured)
+    networks = "networks of the prediction: 1gbit, 10gbit, a yaml file ... (default: as measured, or 10gbit)"
+    calibrate.add_argument("--network", type=several, default=[], metavar="N,N", help=networks)
+    exchange = "how ranks exchange gradients in the prediction (default: direct)"
+    calibrate.add_argument("--algorithm", choices=["direct", "ring", "tree"], default="direct", help=exchange)
     calibrate.add_argument(
         "--overlap", action="store_true", help="overlap communication with the backward pass, as DDP does"
     )
     calibrate.add_argument(
-        "--repeats", type=positive, default=9, metavar="R", help="repetitions of every measurement"
+        "--repeats",
+        type=positive,
+        default=9,
+        metavar="R",
+        help="repetitions of each measurement (default: 9)",
     )
     add_json(calibrate)
     return calibrate

@@ -28,7 +28,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     init = commands.add_parser(
         "init",
         help="write a starter project for your own model and data",
-        description="Write a starter project into a new folder: a model, a dataset and a task (a class in a file "
+        description="Write a starter project into a new folder: a model, a dataset and a task (one class in one file "
         "each), the yaml that names them, and an experiment that runs unchanged. Replace the parts with your own.",
     )
     init.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it must be new or empty")

@@ -39,7 +39,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "kind", nargs="?", metavar="KIND", help="a kind of document, such as search (docs/json.md)"
     )
     parser.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="a directory of your own yaml, searched before conf/"
+        "--config-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder of your own yaml files, searched before those of cpdrun",
     )
     add_json(parser)
     return parser

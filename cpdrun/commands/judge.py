@@ -18,43 +18,53 @@ DOCUMENTS = {"judge": "cpdrun.commands.judge_document:JudgeDocument"}
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     judge = commands.add_parser(
         "judge",
-        help="judge results from anywhere: CSV, JSON lines or stdin",
-        description="Say of every arm of a table whether it is at most a margin worse than the baseline, or better "
-        "than it, and how sure that is. The table has an arm, a seed and a value in each row, or one column per arm.",
-        epilog="Example: cpdrun judge results.csv --baseline fp32 --margin 2%%",
+        help="give a verdict on results from anywhere: CSV, JSON lines or stdin",
+        description="Compare the arms of a table with a baseline. For each arm, say whether it is at most a margin "
+        "worse than the baseline (or better than it), and how certain that is. Each row of the table has an arm, a "
+        "seed and a value, or each row is a seed and has one column per arm.",
+        epilog="Example: cpdrun judge results.csv --baseline fp32 --margin 2%",
     )
     judge.add_argument("file", metavar="FILE", help="CSV, JSON lines or a JSON list; - reads stdin")
     against = judge.add_mutually_exclusive_group(required=True)
     against.add_argument("--baseline", metavar="ARM", help="the arm that the others are compared with")
-    against.add_argument("--target", type=_number, metavar="X", help="a value to compare every arm with")
+    against.add_argument(
+        "--target", type=_number, metavar="X", help="compare every arm with this value instead"
+    )
     boundary = judge.add_mutually_exclusive_group(required=True)
     worse = "how much worse is still good enough: 0.05, or 2%% of the baseline's mean"
     boundary.add_argument("--margin", metavar="X", help=worse)
-    better = "ask instead whether a candidate is better by more than this; 0 asks whether it is better"
+    better = "ask instead whether an arm is better than the baseline by more than this; 0: whether it is better at all"
     boundary.add_argument("--better-by", metavar="X", help=better)
-    judge.add_argument("--lower-is-better", action="store_true", help="for losses, errors and times")
+    judge.add_argument(
+        "--lower-is-better",
+        action="store_true",
+        help="for losses, errors and times (default: higher is better)",
+    )
     only = "judge only this arm; may be repeated. Default: every arm except the baseline"
     judge.add_argument("--candidate", action="append", default=[], metavar="ARM", help=only)
     judge.add_argument("--arm", metavar="COLUMN", help="the column of arms; default: arm")
     judge.add_argument("--seed", metavar="COLUMN", help="the column of seeds; default: seed")
     judge.add_argument("--value", metavar="COLUMN", help="the column of values; default: value")
-    state = "a column of states; a run that is not finished or running counts as failed"
+    state = (
+        "the column that says how a run ended. A run that is still running is left out; any other that did not finish "
+        "counts as failed"
+    )
     judge.add_argument("--state", metavar="COLUMN", help=state)
-    stated = "the known standard deviation between runs of one arm; the verdict is conditional on it"
+    stated = "the standard deviation between runs of one arm, if you know it. The verdict then depends on this number"
     judge.add_argument("--sd", type=_positive_number, metavar="X", help=stated)
     step = (
-        "the step in which values count, such as 1/360 = 0.00278 for an accuracy on 360 examples; default: one unit "
-        "of the last digit written"
+        "the smallest step between two values, such as 1/360 = 0.00278 for an accuracy on 360 examples; default: one "
+        "unit of the last digit written"
     )
     judge.add_argument("--resolution", type=_positive_number, metavar="X", help=step)
-    worst = "what a failed run counts as; default: the worst value of the table"
+    worst = "the value that a failed run counts as; default: the worst value of the table"
     judge.add_argument("--worst", type=_number, metavar="X", help=worst)
-    judge.add_argument("--confidence", type=_percent, metavar="PERCENT", help="default: 95")
-    session = (
-        "a file that keeps account of a stream of ideas, so that at most 5 %% of the kept ones are false"
+    judge.add_argument(
+        "--confidence", type=_percent, metavar="PERCENT", help="how certain a verdict must be; default: 95"
     )
+    session = "a file that keeps account of ideas, so that on average at most 5 %% of the kept ones are false"
     judge.add_argument("--session", metavar="FILE", help=session)
-    planned = "how many ideas a session is planned for; default: 100. It is fixed by the session's first call"
+    planned = "how many ideas the session is planned for; default: 100. The first call fixes it"
     judge.add_argument("--ideas", type=positive, metavar="N", help=planned)
     name = "the idea's name in the session; default: the candidate's arm"
     judge.add_argument("--idea", metavar="NAME", help=name)

@@ -25,19 +25,22 @@ def add_options(parser: argparse.ArgumentParser, where: str = "") -> None:
     if where:
         parser.add_argument("--launcher", metavar="NAME", help=f"where to run: local (default), {where}")
         parser.add_argument(
-            "--max-parallel", type=positive, metavar="K", help="number of runs at a time on a cluster"
+            "--max-parallel", type=positive, metavar="K", help="maximum number of runs at a time on a cluster"
         )
-        parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
+        parser.add_argument("--fail-fast", action="store_true", help="stop as soon as one run fails")
     parser.add_argument(
-        "--jobs", type=positive, metavar="N", help="number of processes at a time (default: all cores)"
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="maximum number of processes at a time (default: all cores)",
     )
     parser.add_argument(
-        "--jobs-per-gpu", type=positive, metavar="K", help="number of processes that share a GPU"
+        "--jobs-per-gpu", type=positive, metavar="K", help="maximum number of processes that share a GPU"
     )
     go_on = "start all runs even if the first one fails within seconds or logs no metric"
     parser.add_argument("--keep-going", action="store_true", help=go_on)
     parser.add_argument(
-        "--retries", type=count, default=0, metavar="R", help="how often to retry a failed run"
+        "--retries", type=count, default=0, metavar="R", help="how often to retry a failed run (default: 0)"
     )
 
 

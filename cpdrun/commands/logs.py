@@ -36,9 +36,16 @@ DOCUMENTS = {"logs": LogsDocument}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    logs = commands.add_parser("logs", help="print the output of a run")
+    logs = commands.add_parser(
+        "logs",
+        help="print the output of a run",
+        description="Print the output of the last attempt of a run: that of the process that failed, or else that of "
+        "the first process.",
+    )
     add_names(logs, "+", "name of a run, or a part of it that no other has")
-    logs.add_argument("--rank", type=count, metavar="K", help="the output of this process of the run")
+    logs.add_argument(
+        "--rank", type=count, metavar="K", help="print the output of process K (0, 1, ...) instead"
+    )
     logs.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
     add_json(logs)
     return logs

@@ -36,7 +36,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         epilog="Example: cpdrun predict exp=digits_bits. For a run that was observed: cpdrun predict RUN "
         "format=e4m3,e3m0 aps=false,true",
     )
-    add_overrides(predict, "exp=NAME, key=value, key=a,b,c for an axis; or first the folder or name of a run")
+    add_overrides(
+        predict,
+        "exp=NAME, key=value, key=a,b,c for an axis; or instead of exp=NAME, the name or folder of an observed run",
+    )
     steps = "train and observe a run of N steps only"
     predict.add_argument("--steps", type=positive, metavar="N", help=steps)
     predict.add_argument(

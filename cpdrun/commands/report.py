@@ -34,29 +34,36 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--metric", help="the metric to report (default: that of the task, such as accuracy or mean IoU)"
     )
     report.add_argument("--format", type=several, default=["md", "csv", "html"], metavar="F,F", help=FORMATS)
-    level = "confidence level in percent (default: that of the search, or 95)"
+    level = "how certain a verdict must be, in percent (default: as in the search, or 95)"
     report.add_argument("--ci", type=float, help=level)
     margin = (
-        "the margin: how much worse than the baseline is still good enough, in the metric's unit (percentage points "
-        "for accuracy), or a percentage of the baseline's value or improvement such as 2%% (default: that of the "
-        "search, or 0.5 points, or 2%%)"
+        "the margin: how much worse than the baseline is still good enough. A number is in the metric's unit "
+        "(percentage points for accuracy); a percentage such as 2%% refers to the baseline's value or improvement "
+        "(default: the margin of the search, else 0.5 points for shares such as accuracy, else 2%%)"
     )
     report.add_argument("--tol", metavar="T", help=margin)
-    against = "the runs to compare with: format=bf16, or on another axis of bits: precision.activations=fp32"
+    against = "the settings of the runs to compare with, such as format=bf16 or precision.activations=fp32"
     report.add_argument("--baseline", type=several, metavar="KEY=VALUE,...", help=against)
-    rows = "axes of the rows of an additional table, such as format,aps"
+    rows = "print one more table, with these axes as rows, such as format,aps"
     report.add_argument("--rows", type=several, default=[], metavar="AXES", help=rows)
-    report.add_argument("--cols", type=several, default=[], metavar="AXES", help="axes of its columns")
-    networks = (
-        "networks of the predicted speed-up and step times: 1gbit, 10gbit, a yaml file ... (default: all)"
+    report.add_argument(
+        "--cols", type=several, default=[], metavar="AXES", help="the axes that are its columns"
     )
+    networks = "networks for which speed-up and step times are predicted: 1gbit, 10gbit, a yaml file ... (default: all)"
     report.add_argument(
         "--network", "--networks", type=several, default=[], metavar="N,N", help=networks, dest="networks"
     )
     report.add_argument(
-        "--to", type=several, default=[], metavar="TOOL", help="export to tensorboard, mlflow or wandb"
+        "--to",
+        type=several,
+        default=[],
+        metavar="TOOL",
+        help="export the runs to tensorboard, mlflow or wandb",
     )
-    costs = "costs whose Pareto front is described: bytes, kept, bitops, area (default: all that differ)"
+    costs = (
+        "costs for which the Pareto front is described: bytes (sent), kept (bytes stored), bitops, area (default: "
+        "all that differ)"
+    )
     report.add_argument(
         "--cost", "--costs", type=several, default=[], metavar="C,C", help=costs, dest="costs"
     )

@@ -31,8 +31,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "search",
         help="find and certify the smallest format that is good enough",
         description="Train the formats of an experiment and its baseline with as many seeds as needed, until each "
-        "format in question is certified to be within the margin, or refuted. You may stop it, look at the results "
-        "and continue at any time: the confidence stays valid.",
+        "format is certified to be at most the margin worse than the baseline, or refuted. You may stop "
+        "it, look at the results and continue at any time: the confidence stays valid.",
         epilog="Example: cpdrun search exp=digits_bits search.tolerance=1",
     )
     add_overrides(search, "exp=NAME, key=value, key=a,b,c for an axis, or search.key=value")
@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     add_json(search)
     search.add_argument("--report", action="store_true", help="also write tables, plots and the HTML page")
-    add_options(search, "or slurm, which gets rounds of runs")
+    add_options(search, "or slurm, to which runs are submitted in rounds")
     add_mode(search, "--plan", "list the runs that the search would start next")
     add_mode(search, "--allocate", "find the layers that need more bits, and allocate bits to layers")
     return search

@@ -24,7 +24,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         epilog="Example: cpdrun search --plan exp=digits_search --budget 2h. For an existing sweep: cpdrun search "
         "--plan NAME",
     )
-    add_overrides(following, "exp=NAME, key=value, search.key=value; or first the name or folder of a sweep")
+    add_overrides(
+        following,
+        "exp=NAME, key=value, search.key=value; or instead of exp=NAME, the name or folder of a sweep",
+    )
     budget = "at most N further runs, or a core time T such as 2h or 90min"
     following.add_argument("--budget", metavar="T|N", help=budget)
     add_json(following)

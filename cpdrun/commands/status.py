@@ -9,7 +9,11 @@ DOCUMENTS = {"status": "cpdrun.launch.progress.status:StatusDocument"}
 
 
 def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    status = commands.add_parser("status", help="show the progress of a sweep, run by run")
+    status = commands.add_parser(
+        "status",
+        help="show the progress of a sweep, run by run",
+        description="Show how many runs of a sweep are done, running, waiting or failed, and how far each run is.",
+    )
     add_names(status, "*", "name or folder of a sweep (default: the latest)", completions="sweeps")
     status.add_argument("--watch", action="store_true", help="keep showing the progress until nothing runs")
     add_json(status)

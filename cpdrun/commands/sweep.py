@@ -33,8 +33,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     sweep = commands.add_parser(
         "sweep",
         help="train every combination of an experiment's axes",
-        description="Train every combination of an experiment's axes. Finished runs are skipped, so a sweep that was "
-        "stopped continues when its command is typed again.",
+        description="Train every combination of an experiment's axes. An axis is a setting with several values, such "
+        "as format=fp32,e4m3. Finished runs are skipped, so a sweep that was stopped continues when its command "
+        "is typed again.",
         epilog="Example: cpdrun sweep exp=digits_bits format=e4m3,e3m0 seed=0",
     )
     add_overrides(sweep, "exp=NAME, key=value, or key=a,b,c for an axis")
@@ -43,11 +44,11 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     show = "with --dry-run: print the whole configuration of the first run"
     sweep.add_argument("--show", action="store_true", help=show)
     add_options(sweep, "slurm, or pull, which leaves the runs to `cpdrun sweep --join`")
-    rerun = "run again: failed runs, runs whose code or data has changed, or all runs from the start"
+    rerun = "train again: failed runs, runs whose code or data has changed, or all runs from the start"
     sweep.add_argument("--rerun", choices=["failed", "changed", "all"], help=rerun)
     leave = "hand the runs to the cluster or to other machines, and return"
     sweep.add_argument("--no-wait", action="store_false", dest="wait", help=leave)
-    add_mode(sweep, "--join", "take the waiting runs of a sweep on this machine")
+    add_mode(sweep, "--join", "train the waiting runs of a sweep that another command started")
     return sweep
 
 

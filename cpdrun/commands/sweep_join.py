@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     add_names(work, "+", "name or folder of a sweep", completions="sweeps")
     add_options(work)
-    work.add_argument("--rerun", choices=["failed"], help="also take failed runs, each once")
+    work.add_argument("--rerun", choices=["failed"], help="also train failed runs, each once")
     add_json(work)
     return work
 

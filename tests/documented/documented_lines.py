@@ -12,7 +12,7 @@ FOLDERS = {
     "cpdrun/starter": "**/*.md",
     "results/reference": "*/README.md",
 }
-PAGES = ["README.md", "CONTRIBUTING.md", "kernels/README.md"] + [
+PAGES = ["README.md", "CONTRIBUTING.md", "SKILL.md", "kernels/README.md"] + [
     path.relative_to(REPOSITORY).as_posix()
     for folder, pages in FOLDERS.items()
     for path in sorted((REPOSITORY / folder).glob(pages))

@@ -85,6 +85,7 @@ cpdrun search exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,ne
 cpdrun search train.py --lr 3e-4 -- format=fp32,e4m3fn,e3m0 aps=true search.tolerance=0.01  # docs/scripts.md
 cpdrun search train.py --lr 3e-4 -- recipe=bf16,mxfp8,nvfp4 search.tolerance=0.01  # tests/attach
 cpdrun search exp=digits_bits sync=sharded sync.gather=fp32,bf16,e4m3fn format=fp32 aps=true  # tests/comm
+cpdrun search train.py --lr 0.1 -- format=fp32,e4m3fn,e2m0 aps=true search.tolerance=0.02 --budget 24 --json
 cpdrun sweep script=train.py format=fp32,e3m0 aps=true,false  # docs/scripts.md
 cpdrun search script=train.py script.args.gather=fp32,bf16,e4m3fn nproc=2  # tests/attach
 cpdrun sweep script=train.py recipe=bf16,nvfp4  # docs/scripts.md
