@@ -1,10 +1,8 @@
-"""The documentation site: `make docs` builds it into build/docs, with no network and every warning an error.
+"""Settings of the documentation site. `make docs` builds it in build/docs, without a network, and warnings are errors.
 
-Sphinx with MyST and furo rather than mkdocs-material. The source folder is the repository itself, so that pages, the
-first page and what was measured (results/reference) are read where they lie, and links between them work here as on a
-code host; mkdocs wants one folder of pages. Sphinx writes the reference from what is imported, as custom_fp's lazy
-names need, and checks links and anchors in the same build. Notebooks come with their outputs and are shown by myst-nb:
-it reads their text by the same MyST, and checks its links; nbsphinx needs pandoc, which pip does not bring.
+The site is built by Sphinx with MyST and the theme furo. The source folder is the whole repository, so links between
+the README, docs/ and results/reference work on the site as on a code host, which mkdocs does not allow. myst-nb shows
+notebooks with their stored outputs and checks their links. It needs no pandoc, unlike nbsphinx.
 """
 
 import sys
@@ -44,5 +42,5 @@ html_css_files = ["tables.css", "notebooks.css"]
 html_js_files = ["reachable.js"]
 autodoc_typehints = "none"
 python_use_unqualified_type_names = True
-# Tables of results/reference have no title, or start at any level; docs/experiments.md links them.
+# Tables in results/reference have no title, or begin with a heading of any level. docs/experiments.md links to them.
 suppress_warnings = ["myst.header", "toc.not_included"]

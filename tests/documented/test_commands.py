@@ -65,6 +65,8 @@ SHORTER = {
     "--seed 7 --out e5m2.jsonl": "--rounding nearest_even --overflow infinity --count 10",
     "cpdrun sweep exp=digits_recipes recipe=mxfp8 ingredients.format=mxfp8_e4m3 ingredients.head=null "
     "+recipe.accumulator=b200_mxfp8": "--dry-run",  # tests/train
+    "cpdrun search --allocate --config-dir conf exp=mine 'screen.roles=[weight,input]' screen.low.weight=nvfp4 "
+    "screen.low.input=nvfp4": "--dry-run",  # 32 runs
     "README.md: cpdrun report": "--format html",
     "docs/scripts.md: cpdrun report": "--format md",
     "docs/tutorial.md: cpdrun report digits_search": "--format md",
@@ -82,11 +84,13 @@ cpdrun search exp=digits_search search.tune.optim.lr=.05,.1,.2  # tests/search
 cpdrun search exp=digits_recipes recipe=bf16,mxfp8,nvfp4  # tests/search
 cpdrun search exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even search.baseline.recipe=bf16
 cpdrun search train.py --lr 3e-4 -- format=fp32,e4m3fn,e3m0 aps=true search.tolerance=0.01  # docs/scripts.md
+cpdrun search train.py --lr 3e-4 -- recipe=bf16,mxfp8,nvfp4 search.tolerance=0.01  # tests/attach
+cpdrun search exp=digits_bits sync=sharded sync.gather=fp32,bf16,e4m3fn format=fp32 aps=true  # tests/comm
 cpdrun search train.py --lr 0.1 -- format=fp32,e4m3fn,e2m0 aps=true search.tolerance=0.02 --budget 24 --json
 cpdrun sweep script=train.py format=fp32,e3m0 aps=true,false  # docs/scripts.md
+cpdrun search script=train.py script.args.gather=fp32,bf16,e4m3fn nproc=2  # tests/attach
 cpdrun sweep script=train.py recipe=bf16,nvfp4  # docs/scripts.md
 cpdrun search --allocate exp=digits_screen_small  # tests/search_allocate
-cpdrun search --allocate --config-dir conf exp=mine screen.low.gradient=e2m1 screen.seeds=3  # 72 runs
 cpdrun search --allocate exp=gpt_plain_screen_small screen.low.weight='[e4m0,e2m1b6fn]'  # runs of minutes
 cpdrun sweep exp=digits_recipes  # 36 runs
 cpdrun sweep exp=digits_recipes recipe=nvfp4 ingredients.rounding=stochastic,nearest_even ingredients.hadamard=16,null
@@ -105,6 +109,7 @@ NOT_RUN_LINES = """
 git clone | the network
 cpdrun search exp=finetune | tests/train/test_finetuning.py
 docs/pretrained.md: cpdrun report | it follows this search
+cpdrun sweep exp=digits_recipes recipe=bf16,mxfp8,nvfp4 epochs=0 init_from= | tests/train/test_init_from.py
 pip  | tests/test_wheel.py
 apt-get  | the network
 source  | the reader's shell
@@ -113,8 +118,6 @@ make test | these tests
 make lint | run next to the tests
 make docs | tests/test_docs.py
 make notebooks | tests/test_notebooks.py
-python scripts/first_verdict.py | tests/test_wheel.py
-make wheel | tests/test_wheel.py
 chrt -r 5 taskset -c 0 python scripts/ | minutes on an idle machine
 chrt -r 5 python scripts/ | minutes on an idle machine
 make area | tests/research/test_area.py
@@ -130,8 +133,8 @@ cpdrun search --config-dir results/digits_screen_small/screen | tests/search_all
 cpdrun doctor --calibrate  | tests/costmodel/test_calibrate.py
 cpdrun formats --vectors fp16 --operands e4m3fn,e5m2 | tests/commands/test_dot_vectors.py
 cpdrun formats --vectors e4m3fnuz --rounding to_odd | tests/commands/test_vectors_command.py
-docs/studies.md: cpdrun predict exp=digits_bits | docs/commands.md
-docs/studies.md: cpdrun sweep exp=digits_recipes recipe=bf16 seed=100 epochs=5 | tests/attach/test_fork_searches.py
+cpdrun sweep exp=digits_recipes recipe=bf16 seed=100 epochs=5 | tests/attach/test_fork_searches.py
+docs/loss_spike.md: cpdrun report RUN | docs/commands.md
 cpdrun search exp=digits_recipes recipe=bf16,mxfp8,nvfp4 name=fork | tests/attach/test_fork_searches.py
 cpdrun search train.py --resume | tests/attach/test_fork_searches.py
 docs/slurm.md: cpdrun status --watch | docs/commands.md

@@ -35,7 +35,6 @@ x = torch.randn(64, 64)
 import cpdrun.comm
 ddp_model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 from cpdrun.comm import ddp_hook
-epoch, loss = 1, 0.5
 {SHARDED}""",
     "kernels/README.md": """
 import torch, custom_fp
@@ -49,15 +48,15 @@ my_cast = lambda x: custom_fp.quantize(x, "e4m3fn", overflow="saturate")
 from pathlib import Path
 Path("theirs.csv").write_text("fmt,bits,seed,acc,loss\\naf4,4.5,0,.9,.3\\nfp32,32,0,.95,.2\\n")
 """,
+    "docs/script_reference.md": f"{MODEL}\nepoch, loss = 1, 0.5\n",
     "docs/scripts.md": f"""{MODEL}
-import cpdrun.comm
-from torch.distributed.fsdp import fully_shard
-model.layers = [model[0], model[2]]
-run = cpdrun.attach(model, optimizer)
 batch_of = lambda w: torch.randn(4, 64)
 loss = lambda model, batch: model(batch).square().mean()
 """,
-    "docs/sharded.md": f"{MODEL}\nimport cpdrun.comm\n{SHARDED}",
+    "docs/sharded.md": f"""{MODEL}
+import argparse, cpdrun.comm
+args = argparse.Namespace(gather="e4m3fn")
+{SHARDED}""",
 }
 # Executed after a fragment, to see that it has the intended effect.
 BEHIND = """
