@@ -9,6 +9,8 @@ sweep:
   exclude:
     - {format: fp32, aps: true}  # drops the runs that have all of these values
 
+An experiment that extends another (`defaults: [NAME, _self_]`) removes an axis or a case of it with null.
+
 `cases` lists named combinations of values instead of their product. Together, they form one more axis, `case`. A report
 compares them with the case named fp32.
 
@@ -249,7 +251,7 @@ def _require_known_to_scripts(t: Typed, base: Mapping[str, Any], groups: Mapping
 
 
 def _cases(block: Any) -> dict[str, Case]:
-    """Return the cases of an experiment. `NAME: null` removes a case that the experiment inherits from another."""
+    """Return the cases of an experiment, without those that are null."""
     cases = block.get("cases") or {} if isinstance(block, Mapping) else {}
     if not isinstance(cases, Mapping) or not all(isinstance(case, Mapping | None) for case in cases.values()):
         raise ConfigError("sweep.cases must map names to values, such as pure: {precision: pure_fp16}")
@@ -270,6 +272,8 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
         if key == "cases":
             axes |= {CASE: list(cases)} if cases else {}
             continue
+        if value is None:
+            continue  # null removes an axis that the experiment inherits from another
         if key == "exclude":
             exclusions = value
         elif isinstance(value, list) and value:

@@ -88,8 +88,12 @@ class Batches:
         return tree_map(lambda *t: torch.stack(t), *batches) if stack is None else stack(batches)
 
     def first_samples(self, samples: int) -> Batch:
-        """Return the first training samples without augmentation."""
-        return _to(self.device, fetch_batch(self.data.train, torch.arange(samples)))
+        """Return the first training samples in the shapes of a training batch.
+
+        Images that are cropped while they are decoded are cropped. There is no other augmentation.
+        """
+        crops = _generator_factory(self.seed, (0, 0))
+        return _to(self.device, fetch_batch(self.data.train, torch.arange(samples), crops))
 
 
 class PlannedBatches(Dataset):

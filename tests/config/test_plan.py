@@ -168,13 +168,19 @@ def cases(experiment):
     )
 
 
-def test_an_inherited_case_is_removed_by_null(experiment):
-    experiment("epochs: 2\nsweep:\n  cases:\n    fp32: {format: fp32}\n    small: {format: e4m3}\n", "base")
+def test_an_inherited_case_or_axis_is_removed_by_null(experiment):
+    experiment(
+        "epochs: 2\nsweep:\n  cases:\n    fp32: {format: fp32}\n    small: {format: e4m3}\n  aps: [false, true]\n"
+        "  exclude:\n    - {aps: true}\n",
+        "base",
+    )
     folder = experiment(
         "defaults: [base, _self_]\nsweep:\n  cases:\n    fp32: null\n    large: {format: e5m2}\n"
+        "  aps: null\n  exclude: null\n"
     )
-    runs = plan(["exp=mine"], folder).runs
-    assert [(run.config["case"], run.config["epochs"]) for run in runs] == [("small", 2), ("large", 2)]
+    sweep = plan(["exp=mine"], folder)
+    assert sweep.axes == {"case": ["small", "large"]}
+    assert [(run.config["case"], run.config["epochs"]) for run in sweep.runs] == [("small", 2), ("large", 2)]
 
 
 def test_named_cases_are_one_axis(cases):

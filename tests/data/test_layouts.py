@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_layouts import write_cifar10, write_cifar100, write_image_folder
 from PIL import Image
 
 from cpdrun.data.base import DataError, fetch_batch
@@ -18,6 +19,7 @@ from cpdrun.data.images.fashion_mnist import DEBIAN_DIR
 from cpdrun.data.images.image_folder import ImageFolders
 from cpdrun.data.images.imagenette import CLASSES, Imagenette
 from cpdrun.data.images.street_scenes import ROAD, SKY, StreetScenes, write_street_scenes
+from cpdrun.train.batches import Batches
 
 
 def draws(seed: int = 0) -> torch.Generator:
@@ -25,17 +27,6 @@ def draws(seed: int = 0) -> torch.Generator:
 
 
 # ---- CIFAR-10
-
-
-def write_cifar10(folder, samples=20):
-    rng = np.random.default_rng(0)
-    folder = folder / "cifar-10-batches-py"
-    folder.mkdir()
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        batch = {b"data": rng.integers(0, 256, (samples, 3072), dtype=np.uint8)}
-        batch[b"labels"] = rng.integers(0, 10, samples).tolist()
-        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
-    return folder
 
 
 def cifar10(folder, **changed) -> CIFAR10:
@@ -123,19 +114,6 @@ def test_cutout_zeroes_one_square_and_leaves_its_input():
 # ---- CIFAR-100
 
 
-def write_cifar100(folder):
-    rng = np.random.default_rng(1)
-    folder = folder / "cifar-100-python"
-    folder.mkdir()
-    for name, samples in (("train", 30), ("test", 20)):
-        batch = {b"data": rng.integers(0, 256, (samples, 3072), dtype=np.uint8)}
-        fine = rng.integers(0, 100, samples).tolist()
-        batch |= {b"fine_labels": fine, b"coarse_labels": [label // 5 for label in fine]}
-        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
-    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"apple"] * 100}, protocol=2))
-    return folder
-
-
 def test_cifar100_reads_the_hundred_classes(tmp_path):
     folder = write_cifar100(tmp_path)
     data = CIFAR100(str(tmp_path), augment=True, train_samples=25, test_samples=None)
@@ -181,16 +159,7 @@ def test_imagenette_is_read_from_its_layout(tmp_path):
 
 @pytest.fixture
 def image_folder(tmp_path):
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 3), ("val", 2)):
-        for kind in ("n01440764", "n01443537"):
-            folder = tmp_path / split / kind
-            folder.mkdir(parents=True)
-            for i in range(count):
-                pixels = rng.integers(0, 256, (40 + 7 * i, 60, 3), dtype=np.uint8)
-                image = Image.fromarray(pixels if i else pixels[:, :, 0])  # some images of ImageNet are gray
-                image.save(folder / f"{kind}_{i}.JPEG")
-    return tmp_path
+    return write_image_folder(tmp_path, ("n01440764", "n01443537"), train=3, test=2)
 
 
 def test_imagenet_is_read_from_its_layout(image_folder):
@@ -265,6 +234,13 @@ def test_cityscapes_is_read_from_its_layout(scenes):
     x, y = fetch_batch(data.train, torch.tensor([2, 1]), lambda: draws(1))
     assert x.shape == (2, 3, 24, 24) and y.shape == (2, 24, 24)
     assert torch.equal(x, fetch_batch(data.train, torch.tensor([2, 1]), lambda: draws(1))[0])
+
+
+def test_operations_and_memory_are_counted_for_crops_and_not_for_whole_images(scenes):
+    data = Cityscapes(str(scenes), crop=24)
+    batches = Batches(data, seed=7, device=torch.device("cpu"), loaders=0, channels_last=False)
+    x, y = batches.first_samples(2)
+    assert x.shape == (2, 3, 24, 24) and y.shape == (2, 24, 24)
 
 
 def test_label_ids_become_train_ids_and_the_rest_is_ignored():
@@ -344,8 +320,6 @@ def test_absent_data_is_reported_with_the_remedy(tmp_path, make, message):
 
 
 def test_loaders_do_not_change_batches(image_folder):
-    from cpdrun.train.batches import Batches
-
     data = ImageFolders(str(image_folder), size=28, smallest_area=0.08)
     index_SxNxB = torch.tensor([[[0, 1], [2, 3]], [[4, 5], [1, 0]]])
     batches = {}

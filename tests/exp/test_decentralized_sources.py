@@ -1,12 +1,11 @@
 """The decentralised experiments that name github.com/aparna-aketi/Low_Precision_DL (commit fab2528) do what its
 trainers do, written down here from trainer_choco.py and run.sh; a step of one trains on data laid out as CIFAR-10."""
 
-import pickle
-
 import numpy as np
 import pytest
 import yaml
 from hydra.utils import instantiate
+from image_layouts import write_cifar10
 
 from cpdrun.record import RunDir, read_json, write_text
 from cpdrun.sweep import plan
@@ -44,12 +43,7 @@ def test_the_recipe_is_that_of_the_trainers(name):
 
 
 def test_a_step_of_8_bits_and_1_percent_trains_on_the_layout_of_cifar10(tmp_path, train_here):
-    rng = np.random.default_rng(0)
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    for file in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        batch = {b"data": rng.integers(0, 256, (4, 3072), dtype=np.uint8), b"labels": [0, 1, 2, 3]}
-        (folder / file).write_bytes(pickle.dumps(batch, protocol=2))
+    write_cifar10(tmp_path, samples=4)
     typed = ["exp=decentralized_resnet20", "case=8 bits\\, 99 % top-k", "sync=gossip_deep_squeeze", "seed=0"]
     typed += ["partition.skew=0.8", "epochs=1", "batch_size=2", "device=cpu", "sync.closing_rounds=1"]
     (planned,) = plan([*typed, f"data.data_dir={tmp_path}", f"results_dir={tmp_path}"]).runs

@@ -13,7 +13,7 @@ from cpdrun.record import RunDir, read_json, write_text
 from cpdrun.sweep import plan
 
 FILES = sorted(Path(cpdrun.conf.__file__).with_name("exp").glob("*.yaml"))
-TRAINS_HERE = re.compile(r"digits|_small$|mlp_|conv_model|codebook_")
+TRAINS_HERE = re.compile(r"digits|_small$|mlp_|conv_model|codebook_(bits|fashion)")
 DIVERGES = {"gpt_products_small"}  # in its last cell, e2m1 without scales, so the cell before it is trained
 FEW = {  # so that a step costs little: samples of the data set, by its class
     "FashionMNIST": ["data.train_samples=64", "data.test_samples=20"],

@@ -68,6 +68,26 @@ def test_resnet50_decays_no_norms_and_initializes_them_to_1():
         assert config["optim"]["lr"] * ours(epoch, 90) == pytest.approx(lr)
 
 
+def test_resnet50_fp16_has_the_recipe_of_resnet50_bits_for_half_its_workers():
+    config, source = first_run("resnet50_fp16"), first_run("resnet50_bits")
+    assert (config["world_size"], config["emulation"]) == (128, "exact")
+    assert config["optim"] == source["optim"] | {"lr": source["optim"]["lr"] / 2}
+    start, lr = config["schedule"].pop("warmup_start"), source["schedule"].pop("warmup_start")
+    assert start * config["optim"]["lr"] == pytest.approx(lr * source["optim"]["lr"])
+    same = (
+        "model",
+        "data",
+        "task",
+        "partition",
+        "schedule",
+        "sync",
+        "parameter_groups",
+        "batch_size",
+        "epochs",
+    )
+    assert {key: config[key] for key in same} == {key: source[key] for key in same}
+
+
 def test_fcn_has_the_learning_rates_and_steps_of_its_source():
     config = first_run("fcn_bits")
     ours, steps = schedule_of(config), 2975 // (config["world_size"] * config["batch_size"])

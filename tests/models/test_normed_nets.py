@@ -8,13 +8,14 @@ from torch import nn
 
 from cpdrun.models.mobilenet_v2 import MobileNetV2
 from cpdrun.models.normed.convnet import NormedConvNet
-from cpdrun.models.normed.norms import BatchNorm, EvoNormS0, RangeBN, RangeEvoNorm
+from cpdrun.models.normed.norms import BatchNorm, EvoNormS0, GroupNorm, RangeBN, RangeEvoNorm
 from cpdrun.models.normed.resnet import NormedBlock, NormedResNet
 from cpdrun.models.normed.vgg import NormedVGG11
 
 EVONORM = partial(EvoNormS0, groups=8, eps=1e-5)
 RANGE = partial(RangeEvoNorm, groups=8, chunks=16, eps=1e-5)
 BATCH = partial(BatchNorm, momentum=0.1, eps=1e-5)
+GROUP = partial(GroupNorm, groups=4, eps=1e-5)
 RANGE_BN = partial(RangeBN, chunks=16, momentum=0.1, eps=1e-5)
 NETS = {
     "resnet20": lambda norm: NormedResNet(3, 10, [3, 3, 3], 16, "small", False, norm),
@@ -63,7 +64,7 @@ def test_logits_are_those_of_the_authors_networks(name):
     torch.testing.assert_close(logits, torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", [EVONORM, RANGE, BATCH, RANGE_BN])
+@pytest.mark.parametrize("norm", [EVONORM, RANGE, BATCH, GROUP, RANGE_BN])
 @pytest.mark.parametrize(
     "make",
     [
@@ -82,7 +83,7 @@ def test_each_network_trains_with_each_norm_and_has_no_relu_after_one_that_activ
     nn.functional.cross_entropy(y, torch.arange(3)).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     relus = sum(isinstance(module, nn.ReLU) for module in net.modules())
-    assert (relus > 1) == (norm in (BATCH, RANGE_BN))  # VGG's classifier has one of its own
+    assert (relus > 1) == (norm in (BATCH, GROUP, RANGE_BN))  # VGG's classifier has one of its own
 
 
 def test_a_zero_initialized_network_starts_as_its_shortcuts():

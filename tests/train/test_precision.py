@@ -100,7 +100,7 @@ def test_memory_counts_the_scales_of_a_format():
     assert memory == {"model_bytes": (2 + 64 // 2) + (1 + 4), "optimizer_bytes": 4 * 66}
 
 
-@pytest.mark.parametrize("norm", ["batch_norm", "range_bn", "range_evonorm"])
+@pytest.mark.parametrize("norm", ["batch_norm", "group_norm", "range_bn", "range_evonorm"])
 def test_norms_of_every_kind_stay_in_fp32(norm, make_run, train_here):
     run = make_run(
         "model=normed_convnet", f"norm={norm}", "model.width=4", "precision=mxfp8", "epochs=1", "max_steps=1"

@@ -153,6 +153,15 @@ class BatchNorm(nn.BatchNorm2d):
         super().__init__(channels, eps=eps, momentum=momentum)
 
 
+class GroupNorm(nn.GroupNorm):
+    """The group norm of torch (Wu and He, arXiv 1803.08494), with the argument names of the other norms."""
+
+    activates = False
+
+    def __init__(self, channels: int, groups: int, eps: float):
+        super().__init__(groups, channels, eps=eps)
+
+
 class Sum(nn.Module):
     """The sum of two branches. It is a module so that a precision can round its inputs."""
 
