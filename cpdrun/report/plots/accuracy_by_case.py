@@ -67,7 +67,9 @@ def _row(axes: Axes, study: Study, group: Group, y: int) -> None:
     if high > low:
         middle, half = (low + high) / 2, (high - low) / 2
         axes.errorbar(middle, y, xerr=half, fmt="none", ecolor=style.color, alpha=look["alpha"], **ERROR_BAR)
-    text = study.metric.show(mean / study.metric.scale) + (" \N{MULTIPLICATION SIGN}" if group.diverged else "")
+    text = study.metric.show(mean / study.metric.scale) + (
+        " \N{MULTIPLICATION SIGN}" if group.diverged else ""
+    )
     axes.annotate(
         text, (1.0, y), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
         va="center", fontsize=FIGURE_SIZE, color=style.ink, annotation_clip=False,
