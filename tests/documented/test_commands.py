@@ -67,7 +67,6 @@ SHORTER = {
     "+recipe.accumulator=b200_mxfp8": "--dry-run",  # tests/train
     "cpdrun search --allocate --config-dir conf exp=mine 'screen.roles=[weight,input]' screen.low.weight=nvfp4 "
     "screen.low.input=nvfp4": "--dry-run",  # 32 runs
-    "README.md: cpdrun report": "--format html",
     "docs/scripts.md: cpdrun report": "--format md",
     "docs/tutorial.md: cpdrun report digits_search": "--format md",
     "docs/commands.md: cpdrun report": "--format md",
@@ -139,8 +138,8 @@ cpdrun search exp=digits_recipes recipe=bf16,mxfp8,nvfp4 name=fork | tests/attac
 cpdrun search train.py --resume | tests/attach/test_fork_searches.py
 docs/slurm.md: cpdrun status --watch | docs/commands.md
 cpdrun sweep --join  | tests/launch/test_work.py
-docs/tutorial.md: cpdrun sweep --config-dir conf exp=mine | README.md
-docs/tutorial.md: cpdrun report | README.md
+docs/tutorial.md: cpdrun sweep --config-dir conf exp=mine | tests/examples/test_own_project.py
+docs/tutorial.md: cpdrun report | tests/examples/test_own_project.py
 cpdrun/starter/project/README.md: cpdrun sweep --config-dir conf exp=mine | tests/examples/test_own_project.py
 cpdrun/starter/project/README.md: cpdrun report | tests/examples/test_own_project.py
 docs/tutorial.md: cpdrun doctor | docs/commands.md
