@@ -77,10 +77,8 @@ def test_the_stop_button_of_a_notebook_stops_a_call(tmp_path):
     assert raised.evalue == "stopped. The results so far are saved, and the same call continues from there"
     shown = [out for out in page.cells[0].outputs if out.output_type == "display_data"]
     assert [out.data["text/plain"] for out in shown] == [""], "the live table is gone"
-    printed = "".join(
-        out.text for out in page.cells[1].outputs if out.name == "stdout"
-    )  # in one part or more
-    assert printed.split() == ["done", "preempted", "1", "1"]
+    printed = [out.text for out in page.cells[1].outputs if out.name == "stdout"]
+    assert "".join(printed).split() == ["done", "preempted", "1", "1"]
     assert saved(tmp_path)
 
 
