@@ -34,12 +34,12 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add the positional arguments `key=value ...` and the option --config-dir."""
     words = parser.add_argument("overrides", nargs="*", metavar="key=value", help=meaning)
     complete_by("overrides", words)
-    parser.add_argument(
-        "--config-dir",
-        type=Path,
-        metavar="DIR",
-        help="a folder of your own yaml files, searched before those of cpdrun",
-    )
+    add_config_dir(parser)
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    text = "a folder of your own yaml files, searched before those of cpdrun"
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help=text)
 
 
 def add_names(

@@ -44,7 +44,7 @@ class NotMadeError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """One sweep or search of a reference: its arguments, and the files of its report that are stored.
+    """One sweep or search of a reference, with its arguments and the files to keep of its report.
 
     A part with `of` trains nothing. It is a report on several sweeps, which are parts of other references.
     """

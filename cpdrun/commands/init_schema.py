@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpdrun.arguments import add_json
+from cpdrun.arguments import add_config_dir, add_json
 from cpdrun.commands import document_types, schema
 from cpdrun.errors import OK, UserError
 from cpdrun.shell.document import optional
@@ -38,12 +38,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     parser.add_argument(
         "kind", nargs="?", metavar="KIND", help="a kind of document, such as search (docs/json.md)"
     )
-    parser.add_argument(
-        "--config-dir",
-        type=Path,
-        metavar="DIR",
-        help="a folder of your own yaml files, searched before those of cpdrun",
-    )
+    add_config_dir(parser)
     add_json(parser)
     return parser
 

@@ -38,7 +38,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     judge.add_argument(
         "--lower-is-better",
         action="store_true",
-        help="for losses, errors and times (default: higher is better)",
+        help="lower values are better, as for losses, errors and times",
     )
     only = "judge only this arm; may be repeated. Default: every arm except the baseline"
     judge.add_argument("--candidate", action="append", default=[], metavar="ARM", help=only)

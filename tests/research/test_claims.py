@@ -312,7 +312,7 @@ CELLS = {"sweep": "a", "candidate": {"format": "e4m3"}, "baseline": {"format": "
         ({"comparisons": [{**CELLS, "metric": "m"}]}, "at_least or at_most"),
         ({"comparisons": [{**CELLS, "at_least": 0}]}, "a metric, a count or a table"),
         ({"comparisons": [{"sweep": "a", "metric": "m"}]}, "a candidate and a baseline"),
-        ({"comparisons": [{"table": "t.csv", "at_least": 0}]}, "a column"),
+        ({"comparisons": [{"table": "t.csv", "at_least": 0}]}, "needs a column"),
     ],
 )
 def test_an_invalid_claim_is_named_in_the_error(tmp_path, change, message):

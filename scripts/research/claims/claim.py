@@ -53,7 +53,7 @@ class Comparison:
         if sum(kind is not None for kind in (self.metric, self.count, self.table)) != 1:
             raise ValueError("a comparison needs a metric, a count or a table, and only one of them")
         if (self.table is None) != (self.column is None):
-            raise ValueError("a table and a column need each other")
+            raise ValueError("a comparison with a table needs a column, and one with a column needs a table")
         if self.table is None and not (self.sweep and self.candidate and self.baseline):
             raise ValueError("a comparison of runs needs a sweep, a candidate and a baseline")
         if self.counted_as not in (TIMES_FEWER, PERCENT_MORE):

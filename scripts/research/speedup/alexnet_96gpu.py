@@ -161,7 +161,10 @@ def _on_96(case: Case) -> Iterator[str]:
 
 
 def table(case: Case) -> pd.DataFrame:
-    """Return the speed-ups without overlap on all GPUs, and whether that of 32 bits is near the abstract's."""
+    """Return the predicted speed-ups without overlap for each GPU, link and scheme.
+
+    The column "32 bits as in the abstract" says whether the speed-up with 32 bits is near the number in the abstract.
+    """
     rows = []
     for gpu, link, scheme in product(case.models, case.links, SCHEMES):
         times = {f"times in {bits} bits": case.speedup(gpu, link, bits, scheme) for bits in (32, 8)}

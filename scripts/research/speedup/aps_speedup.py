@@ -16,7 +16,7 @@ from model_parallel import Cluster, Model, all_reduce_s
 
 from cpdrun.costmodel import Codec
 
-COMMAND = "PYTHONPATH=scripts/research/speedup python scripts/research/speedup/aps_speedup.py"
+COMMAND = "python scripts/research/speedup/aps_speedup.py"
 WORKERS, GPUS_PER_MACHINE = 256, 8
 RESNET50 = Model(compute_s=32 / 370, samples=32, convolution_values=25_557_032, widths=())
 LAYERS = 161  # tensors of weights, biases and normalization layers, each with a shift of its own
@@ -38,9 +38,7 @@ def main() -> None:
             times = {f"times {other} bits": seconds[other] / (seconds[bits] + agreed_s) for other in (32, 16)}
             rows.append({"link": link, "bits": bits, **times})
     print(f"# {COMMAND}")
-    print(
-        "# ResNet50, 256 workers, 32 images each; 370 images per second on a V100 in float32 (our assumption)"
-    )
+    print("# ResNet50, 256 workers with 32 images each; we assume 370 images per second and GPU in float32")
     pd.DataFrame(rows).to_csv(sys.stdout, index=False, float_format="%.4g")
 
 

@@ -33,7 +33,8 @@ from cpdrun.comm.gossip.topologies import Ring
 CONF = Path(__file__).parents[3] / "conf" / "sync"
 SHAPES = [torch.Size((4, 3)), torch.Size((8,))]
 LR, DECAY, BETA, ETA = 0.1, 0.01, 0.9, 0.5
-# Six rounds of float32 numbers near 1, added in another order: some 30 roundings of 6e-8. Digits are stored to 1e-6.
+# In six rounds, float32 numbers near 1 are added in another order than theirs. About 30 roundings differ by up to 6e-8
+# each. The stored numbers have six digits after the point.
 TOLERANCE = 3e-6
 
 # Four workers. rule, quasi-global momentum, fraction sent: the 20 weights of worker 1
