@@ -30,5 +30,5 @@ for _ in range(10):
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
 accuracy = (model(x[1500:]).argmax(1) == y[1500:]).float().mean()
-print(f"rank {dist.get_rank()}: accuracy on 297 unseen digits: {100 * accuracy:.1f} %")
+print(f"rank {dist.get_rank()}: accuracy on 297 unseen digits: {100 * accuracy:.1f}%")
 dist.destroy_process_group()

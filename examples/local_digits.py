@@ -31,7 +31,7 @@ steps.finish()  # <- added, to synchronize the last steps
 accuracy = (net(x[1500:]).argmax(1) == y[1500:]).float().mean()
 bits = 8 * sent / steps.step / sum(p.numel() for p in net.parameters())
 print(
-    f"rank {dist.get_rank()}: accuracy on 297 unseen digits: {100 * accuracy:.1f} %, "
+    f"rank {dist.get_rank()}: accuracy on 297 unseen digits: {100 * accuracy:.1f}%, "
     f"{bits:.2f} bits per parameter and step"
 )
 dist.destroy_process_group()

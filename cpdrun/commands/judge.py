@@ -62,7 +62,7 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     judge.add_argument(
         "--confidence", type=_percent, metavar="PERCENT", help="how certain a verdict must be; default: 95"
     )
-    session = "a file that keeps account of ideas, so that on average at most 5 %% of the kept ones are false"
+    session = "a file that keeps account of ideas, so that on average at most 5%% of the kept ones are false"
     judge.add_argument("--session", metavar="FILE", help=session)
     planned = "how many ideas the session is planned for; default: 100. The first call fixes it"
     judge.add_argument("--ideas", type=positive, metavar="N", help=planned)
@@ -158,7 +158,7 @@ def _boundary(text: str, option: str, is_improvement: bool) -> "Boundary":
         hint = "" if is_improvement else f" To ask for an improvement, use --better-by {-number:g}."
         raise UserError(f"{option} {text}: it must not be negative.{hint}")
     if is_relative and number >= 100:
-        raise UserError(f"{option} {text}: it must be below 100 % of the baseline's value.")
+        raise UserError(f"{option} {text}: it must be below 100% of the baseline's value.")
     return Boundary(number, is_relative, is_improvement)
 
 

@@ -36,7 +36,7 @@ from cpdrun.study.records import rows_of
 from cpdrun.study.study import Study
 
 # If two predicted times differ by at most this share, they count as equal. The predictions that were compared with
-# measured times have errors of up to 8 % (results/reference/costmodel/validation.md).
+# measured times have errors of up to 8% (results/reference/costmodel/validation.md).
 MARGIN = 0.05
 MEASURED = "as measured between the ranks"  # the displayed name of the measured network
 

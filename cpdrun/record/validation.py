@@ -141,7 +141,7 @@ def check_share(name: str, value: float | None, measure: Measure | None) -> None
     """Raise InvalidValueError if a share is not from 0 to 1."""
     if value is not None and measure is not None and not measure.can_be(value):
         raise InvalidValueError(
-            f"{name}={value:g} must be a share from 0 to 1, e.g. {value / 100:g} for {value:g} %"
+            f"{name}={value:g} must be a share from 0 to 1, e.g. {value / 100:g} for {value:g}%"
         )
 
 

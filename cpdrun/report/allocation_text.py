@@ -70,7 +70,7 @@ def describe_round(question: ScreenQuestion) -> list[str]:
 
 def make_effects_table(question: ScreenQuestion, found: RoundResult) -> Table:
     """Make a table of the factors' effects, most harmful first."""
-    headings = [f"cost of low{found.metric.points}", f"{question.settings.confidence:g} %"]
+    headings = [f"cost of low{found.metric.points}", f"{question.settings.confidence:g}%"]
     table = plain_table(["factor"], headings)
     table.add_column("", no_wrap=True)
     for i in found.by_effect():

@@ -38,7 +38,7 @@ class ReportOptions:
         ci: The confidence level of the intervals in percent. Default: 95.
         tolerance: The non-inferiority margin. A number is in the unit in which the metric is shown. A percentage such
             as "2%" refers to the baseline's value or to its improvement, whichever is smaller. Default: 0.5 points for
-            a share, and 2 % for any other metric.
+            a share, and 2% for any other metric.
         baseline: The config values of the baseline, such as {"format": "bf16"}. Default: fp32.
         rows: The axes along the rows of an additional table.
         cols: The axes along the columns of the additional table.

@@ -217,7 +217,7 @@ def by_chance(study: Study, comparison: RunComparison) -> dict[str, int] | None:
     """Return the number of test samples that differ, if chance may explain it.
 
     A share p of n samples has the variance p (1 - p) / n, and a difference of two shares has the sum of both variances.
-    Chance may explain a difference of up to two standard deviations (about 95 % confidence).
+    Chance may explain a difference of up to two standard deviations (about 95% confidence).
 
     Returns:
         {"count": differing samples, "samples": size of the test set}, or None if the difference is 0, unknown or too

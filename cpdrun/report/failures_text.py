@@ -29,13 +29,13 @@ def failures_text(counts: FailureCounts, candidate: str = "") -> str:
 def failure_bound_text(counts: FailureCounts, confidence: float) -> str:
     """Return the failed runs with an upper confidence limit of the failure rate.
 
-    Example: "0 of 9 runs failed (with 95 % confidence at most 28 % fail)". An unknown limit is omitted. `confidence` is
+    Example: "0 of 9 runs failed (with 95% confidence at most 28% fail)". An unknown limit is omitted. `confidence` is
     in percent.
     """
     told, bound = failures_text(counts) or f"0 of {counts.ended} runs failed", counts.at_most(confidence)
     if bound is None:
         return told
-    return f"{told} (with {confidence:g} % confidence at most {100 * bound:.0f} % fail)"
+    return f"{told} (with {confidence:g}% confidence at most {100 * bound:.0f}% fail)"
 
 
 def left_out_text(counts: FailureCounts) -> str:

@@ -66,7 +66,7 @@ def _extrapolated(strictness: float) -> dict[str, str] | None:
     low, high = fitted_model().strictness
     if low - 0.05 <= strictness <= high + 0.05:
         return None
-    margin, loosest, strictest = (f"{100 * 10**-each:.2g} %" for each in (strictness, low, high))
+    margin, loosest, strictest = (f"{100 * 10**-each:.2g}%" for each in (strictness, low, high))
     return {"margin": margin, "loosest": loosest, "strictest": strictest}
 
 
@@ -120,8 +120,8 @@ class PredictedCandidate:
         bits: The bits per value.
         probability: The probability that the candidate is worse than the baseline by more than the margin. This is the
             mean over networks that tolerate different amounts of damage.
-        low: The lower end of the probability's 80 % credible interval.
-        high: The upper end of the probability's 80 % credible interval.
+        low: The lower end of the probability's 80% credible interval.
+        high: The upper end of the probability's 80% credible interval.
         underflow: The share of gradients that become zero.
         saturation: The share of gradients that exceed the format's largest value.
         snr_db: The signal-to-noise ratio of the gradients in decibels.
@@ -161,8 +161,8 @@ class PredictedLadder:
     Attributes:
         chain: The label of the ladder, which names the gradient scaling.
         smallest: The narrowest format that is likely good enough.
-        from_: The narrowest format at the optimistic end of the 80 % credible intervals.
-        to: The narrowest format at the pessimistic end of the 80 % credible intervals.
+        from_: The narrowest format at the optimistic end of the 80% credible intervals.
+        to: The narrowest format at the pessimistic end of the 80% credible intervals.
         smallest_bits: The bits of `smallest`.
         from_bits: The bits of `from`.
         to_bits: The bits of `to`.

@@ -56,7 +56,7 @@ def join_last(items: Sequence[str]) -> str:
 
 
 def share(value: float) -> str:
-    """Format a share in [0, 1] as a percentage, such as "97 %" or "0.3 %".
+    """Format a share in [0, 1] as a percentage, such as "97%" or "0.3%".
 
     0 becomes "none". NaN and inf become "an unknown share".
     """
@@ -65,7 +65,7 @@ def share(value: float) -> str:
     if value == 0:
         return "none"
     text = f"{100 * value:.2g}" if value < 0.0995 else f"{100 * value:.0f}"
-    return "more than 99.9 %" if 0.999 < value < 1 else f"{text} %"
+    return "more than 99.9%" if 0.999 < value < 1 else f"{text}%"
 
 
 def capital(text: str) -> str:

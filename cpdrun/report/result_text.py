@@ -21,8 +21,8 @@ from cpdrun.study.verdicts import Judged, Kind
 def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, confidence: float) -> str:
     """Return the gap with its intervals, the pairs and the failed runs.
 
-    Example: "−0.50 points [−7.5, +3.8] (3 pairs; on its own spread [−64, +16]). 0 of 3 runs failed (with 95 %
-    confidence at most 63 % fail)".
+    Example: "−0.50 points [−7.5, +3.8] (3 pairs; on its own spread [−64, +16]). 0 of 3 runs failed (with 95%
+    confidence at most 63% fail)".
 
     The first interval also uses the spread of other candidates. The one "on its own spread" uses only this candidate's
     pairs, and is omitted if it is the same. `confidence` is in percent.
@@ -79,7 +79,7 @@ def verdict_text(judged: Judged) -> str:
 def describe_group(study: Study, group: Group) -> str:
     """Describe a group in one line: its name, mean, gap and verdict.
 
-    Example: "e4m3 with APS, workers 8: 98.7 %, 3 seeds, −0.10 points [−0.4, +0.2] against fp32, open".
+    Example: "e4m3 with APS, workers 8: 98.7%, 3 seeds, −0.10 points [−0.4, +0.2] against fp32, open".
     """
     facet = [
         f"{axis_title(k)} {axis_text(group.keys[k])}"

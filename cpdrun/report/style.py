@@ -120,7 +120,7 @@ def readable(color: str, background: str, least: float) -> str:
     """Return `color`, changed as little as necessary for a contrast of at least `least` with `background`.
 
     If the contrast is too low, the color is mixed with black on a light background, or with white on a dark background,
-    in steps of 5 %. Colors are written as #rrggbb.
+    in steps of 5%. Colors are written as #rrggbb.
     """
     away = 0.0 if luminance(background) > 0.18 else 1.0
     parts = _parts(color)

@@ -94,7 +94,7 @@ def details(study: Study) -> pd.DataFrame:
     verdict: The verdict from the same evidence. If `is_identical` is true, the runs equal the baseline's runs bit for
     bit. That is no evidence, so texts call a certified group "not tested".
 
-    more_pairs: The expected number of further pairs that decide an open verdict, with an 80 % range from
+    more_pairs: The expected number of further pairs that decide an open verdict, with an 80% range from
     `more_pairs_low` to `more_pairs_high`.
 
     runs_failed: The runs that failed, diverged or did not learn. `at_most_fail` is the upper confidence limit of the
@@ -285,7 +285,7 @@ def _coverage(study: Study) -> dict[str, list[str]]:
 def _share_text(group: Group) -> str:
     share, products = coverage(group), group.products or {}
     if math.isfinite(share):
-        return f"{'≤' if products.get('uncounted') else ''}{math.floor(100 * share)} %"
+        return f"{'≤' if products.get('uncounted') else ''}{math.floor(100 * share)}%"
     return "not counted" if products.get("problem") else "-"
 
 

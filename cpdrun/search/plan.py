@@ -74,7 +74,7 @@ class NextCandidate:
             the candidate's share of the error probability into account.
         sure_refuted: The confidence, in percent, at which the evidence so far would refute the candidate.
         more: The number of further pairs that will likely decide the candidate; None if unknown.
-        more_range: The range that contains this number in 80 % of searches; None if `more` is None.
+        more_range: The range that contains this number in 80% of searches; None if `more` is None.
         pairs_after: The number of pairs after the next runs within the budget.
         likely_settled: Whether those runs will likely decide the candidate; None if `more` is unknown.
     """

@@ -255,7 +255,7 @@ def _coverage_problem(results: Results, ladder: Ladder) -> str | None:
             )
         if share < least:
             return (
-                f"{label} rounds only {math.floor(100 * share)} % of the multiply-accumulates, so a "
+                f"{label} rounds only {math.floor(100 * share)}% of the multiply-accumulates, so a "
                 "certificate would say little about it. The logs of its runs list what stays in float32. To search "
                 f"anyway, add search.min_coverage={math.floor(100 * share) / 100:g}"
             )
@@ -366,7 +366,7 @@ class CandidateResult:
             lower end.
         own_high: The upper end of that interval; None if it has no upper end.
         more: The number of further pairs that will likely decide the candidate; None if unknown.
-        more_range: The range that contains this number in 80 % of searches; None if `more` is None.
+        more_range: The range that contains this number in 80% of searches; None if `more` is None.
         is_identical: Whether the candidate's runs equal the baseline's runs bit for bit.
         error_of_certifying: The candidate's share of the probability of a wrong certificate.
         runs_ended: The number of the candidate's runs that have ended.

@@ -52,7 +52,7 @@ from cpdrun.stats.means import deviation
 EFFECTS = (0.5, 1.0, 2.0, 4.0, 16.0)
 # If a relative spread is below this, it may come from the rounding error of subtracting two values.
 _SPREADLESS = 1e-9
-# In 80 % of searches, the number of further pairs is between 0.5 and 2 times the expected number.
+# In 80% of searches, the number of further pairs is between 0.5 and 2 times the expected number.
 _LEAST, _MOST = 0.5, 2.0
 
 
@@ -96,7 +96,7 @@ class PairsRange:
 
     Attributes:
         likely: The expected number.
-        low: The lower end of the range that contains the number in 80 % of searches.
+        low: The lower end of the range that contains the number in 80% of searches.
         high: The upper end of this range.
     """
 

@@ -175,7 +175,7 @@ def most_failing(failed: int, samples: int, ci: float) -> float:
     """Return the one-sided upper confidence limit of a failure rate, given the confidence in percent.
 
     This is the exact limit of C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in
-    the case of the binomial", Biometrika 26 (1934). For 0 of n failures, it is about 3 / n at 95 % (the rule of three).
+    the case of the binomial", Biometrika 26 (1934). For 0 of n failures, it is about 3 / n at 95% (the rule of three).
     """
     if failed >= samples:
         return 1.0

@@ -50,7 +50,7 @@ class LadderVerdict:
         own_high: The upper end of this interval.
         more: The expected number of further pairs until an open verdict is decided. Null if the verdict is not open or
             the number cannot be computed.
-        more_range: The range that contains the number of further pairs in 80 % of searches. Null if `more` is null.
+        more_range: The range that contains the number of further pairs in 80% of searches. Null if `more` is null.
         runs_ended: The number of the candidate's runs that have ended.
         runs_failed: The number of the candidate's runs that failed.
         at_most_fail: The upper confidence limit of the candidate's failure rate, as a share.

@@ -4,7 +4,7 @@ A baseline that did not learn cannot be used for a comparison. A model that gues
 1/K and a cross-entropy of ln K. A run learned if
 
 - its accuracy is at least 2/K, or at least a tenth of the way from 1/K to 1 (Cohen's kappa of 0.1); or
-- its loss is below 95 % of a guessing model's loss.
+- its loss is below 95% of a guessing model's loss.
 
 These thresholds are heuristic, but most runs are far from them.
 """
@@ -116,7 +116,7 @@ class Metric:
         digits of the smallest. The limit is MOST_DIGITS.
 
         Args:
-            margin: The margin in the unit in which values are shown. If it is NaN, 2 % of the smallest value is used.
+            margin: The margin in the unit in which values are shown. If it is NaN, 2% of the smallest value is used.
             values: The compared values in the stored unit, such as the means of all groups.
         """
         if self.is_fraction:

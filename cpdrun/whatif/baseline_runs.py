@@ -25,7 +25,7 @@ from cpdrun.whatif.effects import is_observed
 from cpdrun.whatif.forecast import LadderForecast, Outcome, Subject, outcome, what_if
 
 # The number of steps to observe. Observing a step takes as long as 0.8 to 2 training steps
-# (scripts/benchmarks/observation.py). This adds at most 10 % to a run of 320 steps, and 13 % to the
+# (scripts/benchmarks/observation.py). This adds at most 10% to a run of 320 steps, and 13% to the
 # shortest experiments, which have 96 steps.
 STEPS = 16
 OBSERVE = "observe"

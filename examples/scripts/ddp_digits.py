@@ -19,7 +19,7 @@ APS 90.7 ± 2.6. Four bits with APS are as good, as far as three seeds can show.
         format=fp32,e4m3,e3m0 aps=true,false nproc=2 search.tolerance=2 search.most_seeds=12
 
 Answer after 24 runs: e3m0 (4 bits) with APS and e4m3 (8 bits) without APS are certified to be at most 2 points worse
-than fp32, with 95 % confidence. Without APS, 4 bits are refuted.
+than fp32, with 95% confidence. Without APS, 4 bits are refuted.
 """
 
 import argparse

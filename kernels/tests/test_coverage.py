@@ -43,7 +43,7 @@ def test_shares_of_a_small_network():
         "nvfp4": second / (first + second),
         "float32": 0,
     }
-    assert coverage.summary() == "bf16 57 %, nvfp4 43 %, float32 0 %" and coverage.rounded == 1
+    assert coverage.summary() == "bf16 57%, nvfp4 43%, float32 0%" and coverage.rounded == 1
 
 
 LAYERS = [

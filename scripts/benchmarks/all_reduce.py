@@ -11,7 +11,7 @@ backward and exchange) of a model with `--values` parameters under DistributedDa
 are medians, and seconds are those of the slowest rank.
 
 `sent` is the number of bytes that the interface of rank 0 has sent (over loopback, the number of all ranks). `theory`
-is 2 (N-1)/N n k/8. Headers of TCP, IP and Ethernet add 4.6 % at an MTU of 1500. The script takes about ten minutes. The
+is 2 (N-1)/N n k/8. Headers of TCP, IP and Ethernet add 4.6% at an MTU of 1500. The script takes about ten minutes. The
 results are in results/reference/wire.
 """
 

@@ -60,7 +60,7 @@ HEAD = """# The cost model against the clock
 
 `sudo python scripts/benchmarks/cost_model.py`: calibrated and measured in turns on one machine, with each rank in a
 network namespace behind a token bucket. Nothing is fitted to the steps. The ranks run ahead of the machine's other
-programs. When two cores had to be shared equally with six more, errors reached 36 %, because a calibration and the
+programs. When two cores had to be shared equally with six more, errors reached 36%, because a calibration and the
 steps after it are then disturbed differently."""
 HEADS = "method", "compute ms", "APS ms", "exchange ms", "predicted ms", "measured ms", "quartiles", "error"
 

@@ -64,7 +64,7 @@ METHODS = {
     "bf16 ring": Method("ring", 16, "bf16"),
     "8 bits, APS": Method("direct", 8, "e4m3", aps=True),
     "4 bits, APS": Method("direct", 4, "e2m1", aps=True),
-    "top-k 1 %": Method("messages", math.nan, "top-k"),  # its number of bits is computed from the message
+    "top-k 1%": Method("messages", math.nan, "top-k"),  # its number of bits is computed from the message
 }
 
 
@@ -108,7 +108,7 @@ def exchanges(n_values: int) -> dict[str, Callable[[], None]]:
         "bf16 ring": bf16,
         "8 bits, APS": lambda: all_reduce_(buffer, "e4m3", aps=True),
         "4 bits, APS": lambda: all_reduce_(buffer, "e2m1", aps=True),
-        "top-k 1 %": lambda: sparse.reduce_stacked([gradient.unsqueeze(0)], step=0, epoch=0),
+        "top-k 1%": lambda: sparse.reduce_stacked([gradient.unsqueeze(0)], step=0, epoch=0),
     }
 
 

@@ -4,7 +4,7 @@
     python scripts/benchmarks/quantized_products.py --threads 2 --output results/reference/numerics/products.md
     PYTHONPATH=<a copy of github.com/microsoft/microxcaling> python scripts/benchmarks/quantized_products.py
 
-`share` is the time of the first row, float32 without rounding, divided by the time of the row. 60 % means that the
+`share` is the time of the first row, float32 without rounding, divided by the time of the row. 60% means that the
 product, including the rounding of its operands, runs at 0.6 of the rate of torch.mm. Other libraries round as they do
 in training: torchao with to_mx and to_nvfp4 and back to float32, microxcaling with quantize_mx_op on the CPU, and
 gfloat with quantize_block on a 64th of the values, whose time is multiplied by 64. Libraries that are not installed are

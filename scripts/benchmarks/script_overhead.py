@@ -11,7 +11,7 @@ The script runs in one process as one worker, in one process that emulates 4 wor
 and in `--ranks` processes with DistributedDataParallel. Turns of 10 steps alternate, so that a slow moment affects both
 sides. The two steps before each turn are not timed, because the caches then contain the other model, and because cpdrun
 inspects the first step. The ratio of a turn is relative to the mean of the turns before and after it. The table
-contains medians, and the 95 % interval of the ratio from order statistics. The script takes about five minutes.
+contains medians, and the 95% interval of the ratio from order statistics. The script takes about five minutes.
 
 The exit status is 1 if the whole interval of fp32 is above 1.01 and the medians differ by more than 20 us per step,
 which is more than the time to write a row of the record.
@@ -217,7 +217,7 @@ def main() -> int:
 
     with Report(options.output) as report:
         report.add(describe_machine(threads=threads))
-        heads = ("script", "model", "attached to", "alone ms", "attached ms", "ratio", "95 %")
+        heads = ("script", "model", "attached to", "alone ms", "attached ms", "ratio", "95%")
         report.add_table(heads, measure_rows(), text_columns=3)
     return int(is_slow)
 

@@ -76,6 +76,6 @@ def test_a_killed_run_is_retried_and_not_counted_as_failed(search, tmp_path):
     ((candidate,),) = (chain["candidates"] for chain in found["chains"])
     assert candidate["verdict"] == "certified" and candidate["runs_failed"] == 0
     assert candidate["at_most_fail"] == pytest.approx(1 - 0.05 ** (1 / 3))
-    assert "0 of 3 runs failed (with 95 % confidence at most 63 % fail)" in found["says"][0]
+    assert "0 of 3 runs failed (with 95% confidence at most 63% fail)" in found["says"][0]
     (killed,) = (run for run in SweepDir(Path("results/found")).runs() if len(run.attempts()) > 1)
     assert [attempt.outcome().status for attempt in killed.attempts()] == ["killed", "finished"]

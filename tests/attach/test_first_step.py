@@ -422,7 +422,7 @@ def test_the_record_and_the_report_of_a_script_contain_its_coverage(tmp_path, mo
     capfd.readouterr()
     assert main(["report", "train", "--format", "md"]) == 0
     table = (tmp_path / "results" / "train" / "report" / "table.md").read_text()
-    assert "| coverage |" in table and f"| {int(100 * share)} % |" in table
+    assert "| coverage |" in table and f"| {int(100 * share)}% |" in table
     assert main(["sweep", "script=train.py", "script_args=compiled", "name=compiled", *words]) == 0
     assert main(["report", "compiled", "--format", "md"]) == 0
     assert "| not counted |" in (tmp_path / "results" / "compiled" / "report" / "table.md").read_text()

@@ -124,7 +124,7 @@ def varied(config):
         (
             rounded(0.175),
             (),
-            "bf16 rounds only 17 % of the multiply-accumulates, so a certificate would say little",
+            "bf16 rounds only 17% of the multiply-accumulates, so a certificate would say little",
         ),
         (rounded(0.175), ("search.min_coverage=0.17",), None),
         (

@@ -154,4 +154,4 @@ def test_the_example_runs(tmp_path) -> None:
     script = EXAMPLE.read_text()
     assert len(script.splitlines()) <= 30 and script.count("# <-") == 2
     said = run_script(2, EXAMPLE, [], tmp_path)
-    assert float(re.search(r"digits: ([\d.]+) %", said)[1]) > 85
+    assert float(re.search(r"digits: ([\d.]+)%", said)[1]) > 85

@@ -183,7 +183,7 @@ def test_settings_that_do_not_fit_are_refused(model, how, options, message):
 def test_the_example_learns(tmp_path):
     run_script(2, EXAMPLE, [], tmp_path)
     said = "".join((tmp_path / f"rank{rank}.log").read_text() for rank in range(2))
-    found = re.findall(r"accuracy on 297 unseen digits: (\S+) %, (\S+) bits per parameter and step", said)
+    found = re.findall(r"accuracy on 297 unseen digits: (\S+)%, (\S+) bits per parameter and step", said)
     assert len(found) == 2 and found[0] == found[1], said
     accuracy, bits = map(float, found[0])
     assert accuracy > 88 and 0.9 < bits < 1.2

@@ -20,7 +20,7 @@ def test_a_run_name_describes_the_run():
     assert run_name(config("sync.order=ring", "sync.kahan=true")).startswith(
         "convnet-e4m3-aps-ring-kahan-w8-s0-"
     )
-    assert run_name({**config(), "case": "Pure, 3 %"}).startswith("convnet-e4m3-aps-pure_3-w8-s0-")
+    assert run_name({**config(), "case": "Pure, 3%"}).startswith("convnet-e4m3-aps-pure_3-w8-s0-")
 
 
 def test_cell_names_match_those_in_stored_ledgers():

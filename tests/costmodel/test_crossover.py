@@ -47,7 +47,7 @@ def test_the_measured_crossover_is_the_predicted_one_if_the_model_is_right(bench
     by_rate = {f"{rate:.3g}": found(bench, rate, 1e-9) for rate in rates}
     lines = dict(line.removeprefix("- ").split(": ", 1) for line in bench.crossovers(RANKS, VALUES, by_rate))
     assert set(lines) == set(bench.METHODS) - {bench.REFERENCE}
-    for label in ("8 bits, APS", "4 bits, APS", "top-k 1 %"):
+    for label in ("8 bits, APS", "4 bits, APS", "top-k 1%"):
         measured, predicted = lines[label].removesuffix(".").split("; predicted, ")
         assert measured.removeprefix("measured, ").split(" below ")[0] == "faster than bf16's ring", label
         at = [float(text.split(" below ")[1].removesuffix(" Gbit/s")) for text in (measured, predicted)]

@@ -44,7 +44,7 @@ def test_the_recipe_is_that_of_the_trainers(name):
 
 def test_a_step_of_8_bits_and_1_percent_trains_on_the_layout_of_cifar10(tmp_path, train_here):
     write_cifar10(tmp_path, samples=4)
-    typed = ["exp=decentralized_resnet20", "case=8 bits\\, 99 % top-k", "sync=gossip_deep_squeeze", "seed=0"]
+    typed = ["exp=decentralized_resnet20", "case=8 bits\\, 99% top-k", "sync=gossip_deep_squeeze", "seed=0"]
     typed += ["partition.skew=0.8", "epochs=1", "batch_size=2", "device=cpu", "sync.closing_rounds=1"]
     (planned,) = plan([*typed, f"data.data_dir={tmp_path}", f"results_dir={tmp_path}"]).runs
     run = RunDir(tmp_path / planned.name)

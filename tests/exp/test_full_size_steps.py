@@ -33,7 +33,7 @@ EXPERIMENTS = {  # the arguments that select a cell and make its step small
     "codebook_cifar10": [],
     "decentralized_vgg11": [],
     "decentralized_cifar100": [],
-    "decentralized_imagenette": ["case=ResNet-18\\, 8 bits\\, 99 % top-k", "data.size=64"],
+    "decentralized_imagenette": ["case=ResNet-18\\, 8 bits\\, 99% top-k", "data.size=64"],
     "decentralized_momentum": [],
     "pure_fp16_ablation": ["case=pure", "data.train_samples=4", "data.test_samples=2"],
     "transformer_bits": ["data.text_bytes=3000"],

@@ -72,7 +72,7 @@ def test_the_training_share_is_relative_to_wall_time_and_slots(launcher):
     code, summary, text = result(launcher(jobs={"a": {"epochs": 4, "epoch_s": 0.5}}, options={"jobs": 1}))
     assert code == 0
     assert summary["training_share"] == pytest.approx(2.0 / summary["wall_seconds"])
-    assert f"training took {100 * summary['training_share']:.0f} % of the core-seconds" in text
+    assert f"training took {100 * summary['training_share']:.0f}% of the core-seconds" in text
 
 
 def test_a_resumed_run_does_not_count_its_earlier_training(job):
@@ -263,7 +263,7 @@ def test_a_thousand_pending_runs_fit_in_little_memory(launcher, sweep):
 
 def test_a_terminal_shows_a_live_table(launcher, sweep):
     _, _, text = result(launcher(jobs={"a": {"epochs": 20, "epoch_s": 0.1}}, terminal=True))
-    assert "50.0 %" in text and "0/1 runs" in text and "left" in text
+    assert "50.0%" in text and "0/1 runs" in text and "left" in text
 
 
 def test_a_launch_can_be_cancelled_during_the_check(launcher, sweep, tmp_path):

@@ -258,7 +258,7 @@ def test_the_best_run_and_the_time_left_are_shown(sweep, monkeypatch):
     document = sweep_document(sweep)
     assert document.best == BestRun("r1", "test_accuracy", 0.9)
     assert document.seconds_left == 24.0  # 4 s of the running run, then two runs of 10 s
-    assert shown(sweep).splitlines()[-1].endswith("best so far 90.0 % (r1); about 24.0 s left")
+    assert shown(sweep).splitlines()[-1].endswith("best so far 90.0% (r1); about 24.0 s left")
     sweep.manifest.write_text("search: {expected_runs: 9}\n")
     assert (
         sweep_document(sweep).seconds_left == 54.0
@@ -290,7 +290,7 @@ def test_watching_in_a_pipe_prints_a_line_for_each_change(sweep, monkeypatch):
     assert shown(sweep, watch=True).splitlines() == [
         "sweep: 1 pending",
         f"running {name}  1/2",
-        f"done {name}  2/2  75.0 %",
+        f"done {name}  2/2  75.0%",
         "sweep: 1 done",
     ]
 
@@ -357,11 +357,11 @@ def test_a_run_that_ends_is_shown_with_the_metric_that_judges_it():
 
     of_text = {"test_accuracy": 0.3, "test_bits_per_byte": 2.04364}
     assert told("test_bits_per_byte", of_text) == "test bits per byte 2.044"
-    assert told("test_bits_per_byte", {**of_text, "test_bits_per_byte": None}) == "test accuracy 30.0 %"
+    assert told("test_bits_per_byte", {**of_text, "test_bits_per_byte": None}) == "test accuracy 30.0%"
     assert (
         told("test_accuracy", {"test_accuracy": 0.5})
         == told(None, {"test_accuracy": 0.5})
-        == "test accuracy 50.0 %"
+        == "test accuracy 50.0%"
     )
 
 
@@ -378,10 +378,10 @@ def test_a_run_that_ends_leaves_a_line_with_its_metric_on_a_terminal(sweep):
             display.event(Event(job, Outcome(Ending.FINISHED)))
     lines = [line for line in out.getvalue().splitlines() if "finished" in line]
     assert re.search(
-        r"finished a-0123456789 optim.lr=0.1  test accuracy 50.0 %  .* s  \[1/3\]  the best so far", lines[0]
+        r"finished a-0123456789 optim.lr=0.1  test accuracy 50.0%  .* s  \[1/3\]  the best so far", lines[0]
     )
     assert re.search(r"\[2/3\]  the best so far  about .* s left$", lines[1])
-    assert lines[2].endswith("[3/3]  best so far 75.0 % (b optim.lr=0.1)")
+    assert lines[2].endswith("[3/3]  best so far 75.0% (b optim.lr=0.1)")
 
 
 def test_a_repeated_reason_is_printed_once(sweep):

@@ -126,7 +126,7 @@ WRONG = [
     ({"metrics": {"test_accuracy": math.nan}}, "test_accuracy=nan must be finite; leave out a metric"),
     ({"metrics": {"test_accuracy": None}}, "test_accuracy=None must be finite"),
     ({"metrics": {"test_loss": 10**400}}, "must be finite"),
-    ({"metrics": {"test_accuracy": 97.0}}, "test_accuracy=97 must be a share from 0 to 1, e.g. 0.97 for 97 %"),
+    ({"metrics": {"test_accuracy": 97.0}}, "test_accuracy=97 must be a share from 0 to 1, e.g. 0.97 for 97%"),
     ({"metrics": {"psnr": 30}}, "is a higher psnr better? Pass directions={'psnr': 'higher'}, or lower"),
     ({"metrics": {"psnr": 30}, "directions": {"psnr": "up"}}, "directions has 'up' for psnr; allowed: higher, lower"),
     ({"metrics": {"f1": 55}, "directions": {"f1": "share"}}, "f1=55 must be a share from 0 to 1"),

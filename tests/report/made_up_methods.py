@@ -24,7 +24,7 @@ CASES: dict[str, tuple[float, float, dict[str, Any]]] = {  # name: bits per para
     "bf16": (16, 2.001, {"sync": ALL_REDUCE, "format": "bf16"}),
     "e4m3": (8, 2.004, {"sync": ALL_REDUCE, "format": "e4m3"}),
     "e3m0 with APS": (4, 2.012, {"sync": ALL_REDUCE, "format": "e3m0", "aps": True}),
-    "top-k 1 %": (0.01 * 64 * WORKERS / 2, 2.03, {"sync": compressed(**TOP_K)}),
+    "top-k 1%": (0.01 * 64 * WORKERS / 2, 2.03, {"sync": compressed(**TOP_K)}),
     "QSGD of 4 bits": (4 * WORKERS / 2, 2.015, {"sync": compressed(**Q_SGD)}),
     "H=16": (
         2,

@@ -51,7 +51,7 @@ def test_the_error_of_the_test_set_is_that_of_the_recorded_examples(answered, re
     assert all(finite_test_set(study, each) is None for each in study.groups if each.is_baseline)
     low, high = (study.metric.show_gap(end) for end in (found.low, found.high))
     said = "On another test set of 360 samples the gap of e3m0 without APS would be between"
-    assert f"{said} {low} and {high} points (95 %)." in report(sweep).answers[1]
+    assert f"{said} {low} and {high} points (95%)." in report(sweep).answers[1]
 
 
 def without_outcomes(sweep):

@@ -147,7 +147,7 @@ def test_coverage_is_the_share_of_rounded_products(recipes, report):
 
 
 def test_the_bits_of_a_recipe_are_the_mean_over_all_counted_operands(new_sweep, report):
-    """nvfp4 rounds 60 % of the operands, so their mean is 0.6 * 4.5 + 0.4 * 32 bits. mxfp8 was not counted."""
+    """nvfp4 rounds 60% of the operands, so their mean is 0.6 * 4.5 + 0.4 * 32 bits. mxfp8 was not counted."""
     sweep = new_sweep("recipes")
     counted = {"nvfp4": {"products": {"mean_operand_bits": 15.5}}, "mxfp8": {}}
     for name, fmt in {"fp32": "fp32", "mxfp8": "mxfp8_e4m3", "nvfp4": "nvfp4"}.items():

@@ -60,7 +60,7 @@ def test_a_run_is_compared_with_the_baseline_of_its_seed_or_else_with_the_mean(p
     assert (lost.verdict, lost.same_seed, lost.baseline.name) == (RunVerdict.WORSE, True, runs["fp32"].name)
     assert lost.lost == pytest.approx(0.87) and rendered.by_chance(study, lost) is None
     gap = rendered._line("gap", study=study, comparison=lost)
-    assert gap == "87.0 points worse than fp32 (test accuracy 11.0 % against 98.0 %, the same seed)"
+    assert gap == "87.0 points worse than fp32 (test accuracy 11.0% against 98.0%, the same seed)"
     scaled = compare_run(study, runs["scaled"])
     assert scaled.verdict is RunVerdict.WITHIN
     assert rendered.by_chance(study, scaled) == {"count": 10, "samples": 10_000}
@@ -82,7 +82,7 @@ def test_neighbors_differ_in_one_setting_or_are_of_the_next_wider_format(pairs):
     assert not is_improvement(study, lost, replace(found[1], comparison=replace(lost, lost=0.75)))
     reason = find_reason(gradient_statistics(rows_of(runs["lost"])))
     assert rendered._line("measured", study=study, neighbor=found[0], reason=reason) == (
-        "aps=true: the run reaches 97.9 %, within 0.5 points of fp32, and its sum's error goes from 65 % to 10 % "
+        "aps=true: the run reaches 97.9%, within 0.5 points of fp32, and its sum's error goes from 65% to 10% "
         "(measured)"
     )
 
@@ -108,14 +108,14 @@ def test_the_layers_that_lose_most_come_first(pairs):
     assert found.statistics.sum_error == pytest.approx((1 + 0.3) / 2)
     assert found.statistics.by_epoch(lambda moment: moment.sum_error) == pytest.approx({1: 0.6, 2: 0.7})
     when = rendered._line("when", course=rendered._course(found))
-    assert when == "the sum's error is present throughout: 60 % in epoch 1, 70 % in epoch 2"
+    assert when == "the sum's error is present throughout: 60% in epoch 1, 70% in epoch 2"
 
     def cause(*, aps, workers):
         setting = rendered._setting(found, aps, workers, {"order": "rank"})
         return rendered._line("cause", reason=found, setting=setting)
 
     text = cause(aps=False, workers=8)
-    assert "74 % of the gradients that workers send become 0 in e3m0, and the sum is wrong by 65 %" in text
+    assert "74% of the gradients that workers send become 0 in e3m0, and the sum is wrong by 65%" in text
     assert text.endswith("e3m0 represents 2^-2 to 2^3, and the gradients range from 2^-20 to 2^-6")
     ending = "of the 6 powers of two of e3m0, APS keeps 6 free for the sum of 64 workers, which leaves 0"
     assert cause(aps=True, workers=64).endswith(ending)
@@ -177,5 +177,5 @@ def test_a_running_run_is_compared_with_the_same_epoch_of_its_baseline(pairs):
 
 def test_the_page_explains_each_group_that_is_worse(pairs, report):
     page = (report(pairs[0], formats=["html"]).folder / "report.html").read_text(encoding="utf-8")
-    assert '<table id="why">' in page and "74 % of the gradients that workers send become 0 in e3m0" in page
-    assert "aps=true: the run reaches 97.9 %, within 0.5 points of fp32" in page
+    assert '<table id="why">' in page and "74% of the gradients that workers send become 0 in e3m0" in page
+    assert "aps=true: the run reaches 97.9%, within 0.5 points of fp32" in page

@@ -26,11 +26,11 @@ def test_a_result_has_its_interval_the_interval_of_its_own_spread_and_its_failur
     found, text = shown(SpreadPrior(0.011, 4), FailureCounts(ended=3))
     gap, rest = text.split(" (3 pairs; on its own spread ")
     assert gap.startswith("−0.50 points [−") and gap.endswith("]")
-    assert rest.endswith("]). 0 of 3 runs failed (with 95 % confidence at most 63 % fail)")
+    assert rest.endswith("]). 0 of 3 runs failed (with 95% confidence at most 63% fail)")
     assert found.own_low < found.low < found.high < found.own_high
     _, alone = shown(NO_PRIOR, FailureCounts(3, errors=1))
     assert "own spread" not in alone
-    assert alone.endswith(". 1 of 3 runs failed (with 95 % confidence at most 86 % fail)")
+    assert alone.endswith(". 1 of 3 runs failed (with 95% confidence at most 86% fail)")
 
 
 def test_an_open_verdict_says_how_many_more_pairs_it_needs_or_why_not():

@@ -59,7 +59,7 @@ def test_a_format_that_learned_nothing_is_refuted(flat, printed):
         assert code == 0 and "CERTIFIED" not in said and "REFUTED: e1m1" in said
     assert "Margin: 0.002 (typed)." in said
     _, said = printed(flat)
-    assert "Margin: 0.00021 (2 % of fp32's final value 0.0105, the default)." in said
+    assert "Margin: 0.00021 (2% of fp32's final value 0.0105, the default)." in said
     assert "0.00021 worse than fp32" in said
 
 
@@ -77,7 +77,7 @@ def test_without_a_typed_margin_a_metric_that_is_logged_once_is_not_judged(tmp_p
     assert "OPEN: no verdict is possible without a valid margin. Nobody typed a margin" in said
     assert "REFUTED" not in said
     _, said = printed(folder, "--tol", "2%")
-    assert "Margin: 0.00021 (2 % of fp32's final value 0.0105, typed)." in said and "REFUTED" in said
+    assert "Margin: 0.00021 (2% of fp32's final value 0.0105, typed)." in said and "REFUTED" in said
     _, said = printed(folder, "--tol", "0.05")
     assert "CERTIFIED" not in said and "more than half of fp32's own val_loss, 0.0105" in said
 
@@ -137,7 +137,7 @@ def test_with_several_baselines_the_smallest_relative_margin_applies():
 
 
 def test_a_margin_is_a_number_or_a_percentage():
-    assert parse_margin("0.002") == parse_margin(0.002) == 0.002 and parse_margin("2 %") == "2%"
+    assert parse_margin("0.002") == parse_margin(0.002) == 0.002 and parse_margin("2%") == "2%"
     for text in ("", "%", "x", "-1", "0", "0%", "inf", "nan", True, None, [1]):
         with pytest.raises(ValueError, match="must be a number above 0"):
             parse_margin(text)

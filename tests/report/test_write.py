@@ -44,7 +44,7 @@ def test_a_terminal_without_unicode_gets_ascii(digits):
     write_report([digits.dir], console=console, formats=["csv"])
     console.file.flush()
     text = raw.getvalue().decode("ascii")
-    assert "fp32: 98.8 %." in text and "-88 [-9" in text
+    assert "fp32: 98.8%." in text and "-88 [-9" in text
 
 
 def test_a_closed_output_ends_only_the_printing(digits):
@@ -97,11 +97,11 @@ def test_the_question_of_a_search_is_answered_unless_another_is_typed(new_sweep,
     ask(sweep, **question)
     asked = report(sweep).printed
     assert "at most 1 point worse than fp32" in asked
-    assert "The margin (1 point) and the confidence (90 %) are those of the search; --tol" in asked
+    assert "The margin (1 point) and the confidence (90%) are those of the search; --tol" in asked
     typed = report(sweep, tolerance=0.25, ci=95).printed
     assert "at most 0.25 points worse than fp32" in typed and "of the search;" not in typed
     other = report(sweep, metric="test_loss").printed
-    assert "Nobody typed a margin" in other and "The confidence (90 %) is that of the search; --ci" in other
+    assert "Nobody typed a margin" in other and "The confidence (90%) is that of the search; --ci" in other
     ask(sweep, tolerance=1.0)
     assert "The margin (1 point) is that of the sweep; --tol" in report(sweep).printed
     ask(sweep, tolerance="wide", confidence=400, metric=["a"], baseline=3)  # none of it is valid

@@ -52,4 +52,4 @@ def test_a_claim_at_the_boundary_is_judged_wrongly_at_most_as_often_as_allowed(q
                 judge(gaps, 0.0, certify=certify, refute=refute, confidence=0.9, most_pairs=10).verdict
             )
         wrong += verdict(quantifier, found) is (Verdict.REFUTED if is_true else Verdict.CERTIFIED)
-    assert wrong <= tries * alpha  # simulated with 20,000: 2.4 to 6.9 %
+    assert wrong <= tries * alpha  # simulated with 20,000: 2.4 to 6.9%

@@ -18,7 +18,7 @@ def test_a_percentage_is_of_the_first_baseline_run(go):
     results, *_ = go(LOSS, "search.tolerance=50%")
     first = results.ended.values[results.question.ladders[0].baseline][0]
     assert 0.48 * first < results.tolerance <= 0.5 * first
-    assert search_result(results).margin_origin == f"50 % of fp32's final value {first:.4g}, typed"
+    assert search_result(results).margin_origin == f"50% of fp32's final value {first:.4g}, typed"
     assert "CERTIFIED" in " ".join(describe_results(results))
 
 
@@ -35,7 +35,7 @@ def test_a_margin_that_is_too_wide_stops_the_search_after_the_first_runs(go):
 def test_a_dry_run_describes_the_margin(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["search", "exp=digits_bits", *TYPED, LOSS, "search.tolerance=2%", "--dry-run"]) == 0
-    said = "Margin: 2 % of fp32's final value or of its improvement, whichever is smaller (typed; known when"
+    said = "Margin: 2% of fp32's final value or of its improvement, whichever is smaller (typed; known when"
     assert said in capsys.readouterr().out
 
 

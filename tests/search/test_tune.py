@@ -138,7 +138,7 @@ def test_values_of_pairs_do_not_affect_the_choice():
 
 def test_wrong_certificates_stay_below_alpha_with_the_best_of_many_values():
     """The true gap of every value is the tolerance, so each certificate is wrong, and the best of five values is
-    chosen. At 5 % of 80 searches, more than 11 wrong certificates have a chance of 1 in 1000."""
+    chosen. At 5% of 80 searches, more than 11 wrong certificates have a chance of 1 in 1000."""
     rules, wrong = replace(RULES, most_seeds=15), 0
     for seed in range(80):
         world = World({f"e4m3 {i}": -RULES.tolerance for i in range(5)}, seed=seed)

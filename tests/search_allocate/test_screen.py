@@ -301,7 +301,7 @@ def test_diverged_runs_are_worst_and_missing_runs_give_no_result(here, question)
     train(question, COSTS, diverging=["classifier input"])
     found = read(question)
     assert len(found.diverged) == 12 and found.worst == 0.0
-    assert "12 runs diverged and count as 0.0 %" in describe_effects(question, found)[1]
+    assert "12 runs diverged and count as 0.0%" in describe_effects(question, found)[1]
     assert found.blamed(question) == ["classifier input"]
     effect = found.effects.factors[[f.name for f in question.factors].index("classifier input")]
     assert effect.mean == pytest.approx(0.93, abs=0.05) and math.isfinite(found.effects.error)

@@ -55,10 +55,10 @@ def test_the_limit_of_the_share_of_failures_is_clopper_pearson():
         exact = scipy.stats.binomtest(failed, runs).proportion_ci(0.9, method="exact").high
         assert most_failing(failed, runs, 95) == pytest.approx(exact, abs=1e-6)
     assert failure_bound_text(FailureCounts(ended=30), 95) == (
-        "0 of 30 runs failed (with 95 % confidence at most 10 % fail)"
+        "0 of 30 runs failed (with 95% confidence at most 10% fail)"
     )
     assert failure_bound_text(FailureCounts(ended=10, diverged=1), 95) == (
-        "1 of 10 runs failed (1 diverged) (with 95 % confidence at most 39 % fail)"
+        "1 of 10 runs failed (1 diverged) (with 95% confidence at most 39% fail)"
     )
     assert failure_bound_text(FailureCounts(), 95) == "0 of 0 runs failed"
 

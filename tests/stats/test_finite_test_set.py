@@ -41,7 +41,7 @@ def test_equal_answers_have_no_error_and_one_seed_gives_no_lasting_error():
 
 
 def test_the_interval_covers_other_test_sets_as_often_as_it_says():
-    """1,000 pairs of test sets, on which the same 3 runs of each side answer: 95 % +- 3 standard errors, 2.1 %."""
+    """1,000 pairs of test sets, on which the same 3 runs of each side answer: 95% +- 3 standard errors, 2.1%."""
     n, covered = 360, 0
     for _ in range(1000):
         hard_2N = RANDOM.random(2 * n) < 0.1
@@ -59,5 +59,5 @@ def test_the_lasting_error_is_the_spread_over_test_sets_with_many_seeds():
         ours_N, baseline_N = RANDOM.beta(2, 1, n), RANDOM.beta(2, 1, n)
         gaps.append((ours_N - baseline_N).mean())
         lasting.append(example_error(list(answers(3, ours_N) - answers(3, baseline_N))).lasting)
-    # relative standard error of a deviation over 2,000 draws: 1.6 %
+    # relative standard error of a deviation over 2,000 draws: 1.6%
     assert np.sqrt(np.mean(np.square(lasting))) == pytest.approx(np.std(gaps), rel=0.05)

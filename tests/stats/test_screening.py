@@ -157,7 +157,7 @@ def test_incomplete_results_are_refused(bad):
 @pytest.mark.parametrize(("ratio", "least", "most"), [(3.0, 0.95, 1.0), (1.0, 0.0, 0.2)])
 def test_three_sensitive_factors_of_twelve_are_found_in_24_runs(ratio, least, most):
     """Costs of three standard deviations of a run are all found 95 times in 100, and others at most 5 times.
-    150 simulations have a standard error of 2 %."""
+    150 simulations have a standard error of 2%."""
     of, rng = design(12), np.random.default_rng(7)
     assert of.runs == 24
     found = wrong = 0

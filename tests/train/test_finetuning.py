@@ -121,7 +121,7 @@ def test_fp32_gives_the_weights_of_a_plain_loop_with_transformers(folder, train)
 def test_bf16_is_close_to_autocast(folder, train):
     """The recipe rounds products only. Autocast also computes GELU in bf16, so the bits differ.
 
-    The difference of the trained weights was 4 % of their change in norm, and the losses differed by 6e-6.
+    The difference of the trained weights was 4% of their change in norm, and the losses differed by 6e-6.
     """
     run, config = train("recipe=bf16")
     model, train_loss = plain_loop(folder, config, autocast=True)

@@ -117,7 +117,7 @@ def test_a_search_refuses_formats_that_reach_too_little_of_the_arithmetic():
     (problem,) = check([run.config | {"min_coverage": 0.5}])["problems"]
     assert problem.startswith("precision.rules[0]: float32 ")
     assert (
-        "it reaches less than 50 % of the arithmetic. To search anyway, add search.min_coverage=0." in problem
+        "it reaches less than 50% of the arithmetic. To search anyway, add search.min_coverage=0." in problem
     )
     typed = float(problem.rsplit("=", 1)[1])
     assert check([run.config | {"min_coverage": typed}])["problems"] == []

@@ -85,13 +85,13 @@ def test_fixes_are_ranked_by_their_computed_gain(add, monkeypatch):
     assert (found.fixes[0].figure, found.fixes[0].before, found.fixes[0].after) == ("cosine", 0.0, 0.8)
     assert not any("kahan" in word or "order" in word for fix in found.fixes for word in fix.words)
     assert found.parts == {"range": pytest.approx(0.3), "additions": pytest.approx(0.5), "mantissa": 0.2}
-    said = "50 % from rounded additions, 30 % from the format's range"
+    said = "50% from rounded additions, 30% from the format's range"
     assert any(said in line for line in found.sentences)
-    assert "the sum keeps 80 % of its direction instead of nothing" in found.fixes[0].text
+    assert "the sum keeps 80% of its direction instead of nothing" in found.fixes[0].text
     [fed] = [fix for fix in found.fixes if fix.words == ("sync.error_feedback=true",)]
     assert (fed.figure, fed.before, fed.after) == ("steps_cosine", 0.0, 0.7)
     assert "over the 16 observed steps" in fed.text
-    assert "70 % of their direction instead of nothing" in fed.text
+    assert "70% of their direction instead of nothing" in fed.text
     assert not found.not_seen
 
 
@@ -130,7 +130,7 @@ def test_the_role_with_the_largest_damage_is_the_reason(add, monkeypatch):
     monkeypatch.setattr("cpdrun.whatif.forecast.compute_effects", compute)
     found = explain(run)
     assert found.role == "activation" and found.sentences[0].endswith(
-        "rounding activations leaves a signal-to-noise ratio of 9.0 dB, and 20 % of them become 0."
+        "rounding activations leaves a signal-to-noise ratio of 9.0 dB, and 20% of them become 0."
     )
     assert found.fixes[0].words[0].startswith("a rule in front: ") and found.fixes[0].after == 40.0
     assert "the signal-to-noise ratio of activations is 40.0 dB instead of 9.0 dB" in found.fixes[0].text
@@ -166,6 +166,6 @@ def test_an_observation_is_read_and_drawn_without_torch(add):
     assert [look.counts for look in found.looks["gradient"]["a"]] == [wanted, wanted]
     figure = draw_tensors(study)
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert texts[0].startswith("100 % below") and not texts[1].startswith("100 %")
+    assert texts[0].startswith("100% below") and not texts[1].startswith("100%")
     baseline.observed.write_bytes(b"PK")
     assert read_observed(baseline) is None

@@ -83,7 +83,7 @@ def test_candidates_of_networks_left_out_are_ranked(script, rows, left_out):
 
 
 def test_the_80_percent_ranges_cover_networks_left_out(left_out):
-    """14.4 of 18 experiments are expected. The probability of fewer than 11 is 2 %."""
+    """14.4 of 18 experiments are expected. The probability of fewer than 11 is 2%."""
     assert sum(each.is_in_range for each in left_out) >= 11
     assert sum(each.is_in_range_after_one for each in left_out) >= 11
 
@@ -96,7 +96,7 @@ def test_four_bits_are_ranked_after_eight_in_a_network_left_out(left_out):
 
 
 def test_e3m0_of_64_workers_is_ranked_by_its_order_of_summation(left_out):
-    """One chain reaches 6 %, groups of 8 are a point below fp32, and a tree equals fp32."""
+    """One chain reaches 6%, groups of 8 are a point below fp32, and a tree equals fp32."""
     [workers] = [each for each in left_out if each.name == "digits_workers"]
 
     def find(order):

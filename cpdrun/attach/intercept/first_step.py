@@ -242,7 +242,7 @@ class FirstStepCoverage:
     def summary(self) -> str:
         """The share of multiply-accumulates in each format, or why the step was not counted.
 
-        An example is "nvfp4 86 %, bf16 14 %, float32 0 %".
+        An example is "nvfp4 86%, bf16 14%, float32 0%".
         """
         return self.coverage.summary() if self.coverage is not None else f"not counted: {self.problem}"
 

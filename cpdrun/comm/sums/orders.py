@@ -267,7 +267,7 @@ class Exact(Order):
 
     With APS, all N workers share one scale, which reserves log2(N) binades for their sum. In formats with few exponent
     bits, small values are therefore lost before anything is added. `tree` chooses a new scale for each pair. The
-    following table shows the mean test accuracy in % of 3 seeds on Digits with 64 workers (fp32: 97.6 %):
+    following table shows the mean test accuracy in % of 3 seeds on Digits with 64 workers (fp32: 97.6%):
 
         cpdrun sweep exp=digits_workers world_size=64 sync.order=rank,hierarchical,tree,exact,aligned_3
             sync.rounding=nearest_even sync.kahan=false

@@ -28,13 +28,13 @@ class Deciding:
 
     @property
     def shown(self) -> str:
-        """The value as text, such as `97.2 %` or `0.4123`."""
+        """The value as text, such as `97.2%` or `0.4123`."""
         is_percent = self.measure is not None and self.measure.shown == "percent"
-        return f"{100 * self.value:.1f} %" if is_percent else f"{self.value:.4g}"
+        return f"{100 * self.value:.1f}%" if is_percent else f"{self.value:.4g}"
 
     @property
     def text(self) -> str:
-        """The metric with its value, such as `test accuracy 97.2 %`."""
+        """The metric with its value, such as `test accuracy 97.2%`."""
         return f"{visible(self.metric).replace('_', ' ')} {self.shown}"
 
 
@@ -81,7 +81,7 @@ class BestResult:
 
     @property
     def text(self) -> str:
-        """The result and its run, such as `best so far 98.1 % (convnet-fp32-w8-s0)`, or "" if there is none."""
+        """The result and its run, such as `best so far 98.1% (convnet-fp32-w8-s0)`, or "" if there is none."""
         return "" if self.result is None else f"best so far {self.result.shown} ({self.label})"
 
 

@@ -163,7 +163,7 @@ class Display:
             table.add_row(
                 Text(self._name_with_values(job)),
                 f"{status.epoch}/{status.epochs}" if status.epochs is not None else str(status.epoch or "-"),
-                _value_text(status) if accuracy is None else f"{100 * accuracy:.1f} %",
+                _value_text(status) if accuracy is None else f"{100 * accuracy:.1f}%",
                 duration(time.monotonic() - self._started.get(job.run.name, time.monotonic())),
             )
         fractions = sum(status.fraction for _, status in progress)
@@ -232,7 +232,7 @@ def print_summary(console: Console, sweep: SweepDir, summary: Summary) -> None:
             counts.append(f"{count} {word}")
     line = f"{', '.join(counts)} in {duration(summary.wall_seconds)}"
     if summary.training_share is not None:
-        line += f"; training took {100 * summary.training_share:.0f} % of the core-seconds"
+        line += f"; training took {100 * summary.training_share:.0f}% of the core-seconds"
     console.print(line, highlight=False, soft_wrap=True)
     if summary.interrupted:
         console.print("The same command continues from here.", highlight=False)

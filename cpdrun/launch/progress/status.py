@@ -260,7 +260,7 @@ def _print_changes(console: Console, sweep: SweepDir) -> None:
 
 
 def _change_line(row: RunStatus) -> str:
-    """Return a line such as `done convnet-e4m3-w8-s0-1f0c2d3e4a  15/15  97.2 %`."""
+    """Return a line such as `done convnet-e4m3-w8-s0-1f0c2d3e4a  15/15  97.2%`."""
     values = values_not_in_name(row.name, row.axes)
     parts = [_how_far(row), _metric_text(row), row.reason if row.state is not State.RUNNING else row.where]
     return visible("  ".join(filter(None, [f"{row.shown_state} {' '.join([row.name, *values])}", *parts])))
@@ -400,7 +400,7 @@ def _how_far(row: RunStatus) -> str:
 def _metric_text(row: RunStatus) -> str:
     if row.judged_by is not None:
         return "" if row.value is None else f"{row.value:.4g}"
-    return "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f} %"
+    return "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.1f}%"
 
 
 def _heading(shown: list[RunStatus]) -> str:

@@ -1,6 +1,6 @@
 """A y axis for the metric, broken in two if the values form distant clusters.
 
-Most runs train about as well as the baseline or not at all. On one scale from 0 to 100 %, the good runs and their error
+Most runs train about as well as the baseline or not at all. On one scale from 0 to 100%, the good runs and their error
 bars could not be told apart.
 """
 
@@ -252,7 +252,7 @@ def _padded(
 ) -> tuple[float, float]:
     """Return the limits of an axis that shows `lows` and `highs` and has room for labels.
 
-    The axis has a minimum height, so that noise does not fill it: `least`, or 2 % of the highest value. `room` is added
+    The axis has a minimum height, so that noise does not fill it: `least`, or 2% of the highest value. `room` is added
     at both ends, as a fraction of the height.
     """
     low, high = min(lows), max(highs)
@@ -263,7 +263,7 @@ def _padded(
 
 def _set_ticks(axes: Axes, study: Study) -> None:
     low, high = axes.get_ylim()
-    if study.metric.is_fraction:  # The axis can extend beyond 0 % and 100 %, but a share has no values there.
+    if study.metric.is_fraction:  # The axis can extend beyond 0% and 100%, but a share has no values there.
         low, high = max(low, 0.0), min(high, 100.0)
     ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
     axes.set_yticks([tick for tick in ticks if low <= tick <= high])

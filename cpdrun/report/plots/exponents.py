@@ -373,10 +373,10 @@ def _histogram(axes: Axes, counts: Counter, limits: Limits, ends: tuple[float, f
     colors = [WITH_APS.color if inside else WITHOUT_APS.color for inside in is_inside]
     bars = axes.bar(list(shown), list(shown.values()), width=0.9, color=colors)
     for bar, (k, share), inside in zip(bars, shown.items(), is_inside, strict=True):
-        hover(bar, f"2^{k}: {share:.2g} % of the values, {'in' if inside else 'out of'} range")
+        hover(bar, f"2^{k}: {share:.2g}% of the values, {'in' if inside else 'out of'} range")
     below = sum(count for k, count in counts.items() if k < limits.low) / total
     above = sum(count for k, count in counts.items() if k > limits.high) / total
-    text = f"{100 * below:.0f} % below" + (f", {100 * above:.2g} % above" if above > 0 else "")
+    text = f"{100 * below:.0f}% below" + (f", {100 * above:.2g}% above" if above > 0 else "")
     axes.text(0.02, 0.95, text, transform=axes.transAxes, va="top", fontsize=FIGURE_SIZE)
     axes.set_xlim(*ends)
     axes.grid(visible=False)

@@ -181,7 +181,7 @@ def checked_margin(table: Table, question: JudgeQuestion) -> float:
     if abs(margin) >= 1 and all(0 <= value <= 1 for value in values):
         raise UserError(
             f"a margin of {abs(margin):g} makes no sense for values between 0 and 1. Write 0.05 for 5 points, or "
-            "5% for 5 % of the baseline."
+            "5% for 5% of the baseline."
         )
     is_passed_by_zero = not question.lower_is_better and margin >= reference > 0
     if is_passed_by_zero:

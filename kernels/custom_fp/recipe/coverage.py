@@ -122,7 +122,7 @@ class Coverage(Mapping[str, float]):
         return {where: count / self.total for where, count in shares.most_common()}
 
     def summary(self) -> str:
-        """Return the shares in one line, such as "nvfp4 86 %, bf16 14 %, float32 0 %"."""
+        """Return the shares in one line, such as "nvfp4 86%, bf16 14%, float32 0%"."""
         return shares_text(self)
 
     def __str__(self) -> str:
@@ -140,15 +140,15 @@ class Coverage(Mapping[str, float]):
 
 
 def shares_text(shares: Mapping[str, float]) -> str:
-    """Return the shares of formats as text, such as "nvfp4 86 %, bf16 14 %, float32 0 %"."""
+    """Return the shares of formats as text, such as "nvfp4 86%, bf16 14%, float32 0%"."""
     return ", ".join(f"{name} {percent_text(share)}" for name, share in shares.items())
 
 
 def percent_text(share: float) -> str:
-    """Return a share in percent, without hiding a small remainder: 0 % and 100 % are exact."""
+    """Return a share in percent, without hiding a small remainder: 0% and 100% are exact."""
     if 0 < share < 0.005 or 0.995 < share < 1:
-        return "<1 %" if share < 0.5 else ">99 %"
-    return f"{100 * share:.0f} %"
+        return "<1%" if share < 0.5 else ">99%"
+    return f"{100 * share:.0f}%"
 
 
 def measure(

@@ -6,7 +6,7 @@ they are: 8-bit multiplier 282, 8-bit adder 36, 32-bit adder 137, 16-bit floatin
 1,360, 32-bit floating-point multiplier 7,700 and adder 4,184.
 
 Van Baalen et al., "FP8 versus INT8 for efficient deep learning inference" (arXiv 2303.17951), abstract and section 1:
-in dedicated hardware, FP8 is 50 to 180 % less efficient in area and energy than INT8, depending on format and
+in dedicated hardware, FP8 is 50 to 180% less efficient in area and energy than INT8, depending on format and
 accumulator.
 """
 

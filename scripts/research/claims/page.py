@@ -34,7 +34,7 @@ def page(judgements: Sequence[Judgement], confidence: float) -> str:
 
 def _introduction(judgements: Sequence[Judgement], confidence: float) -> list[str]:
     tested = sum(judgement.is_tested for judgement in judgements)
-    wrong, percent = f"{(1 - confidence) * tested:.2g}", f"{100 * confidence:g} %"
+    wrong, percent = f"{(1 - confidence) * tested:.2g}", f"{100 * confidence:g}%"
     return [
         "# What the papers claim, and what our runs show",
         "",
@@ -181,7 +181,7 @@ def _more(finding: Finding) -> str:
 
 
 def _value(finding: Finding) -> str:
-    """Return `+0.60 [−1.20, +2.90] points`, `4 times fewer bytes` or `0.03 % more bytes`."""
+    """Return `+0.60 [−1.20, +2.90] points`, `4 times fewer bytes` or `0.03% more bytes`."""
     if not math.isfinite(finding.value):
         return "-"
     if finding.comparison.table:

@@ -57,7 +57,7 @@ def row(label: str, name: str, scaling: str, quantize) -> str:
         absolute, relative = (sum(column) / TENSORS for column in zip(*found, strict=True))
         cells += [
             f"{absolute:.5f}" if absolute < 10 else "overflows",
-            f"{100 * relative:.2f} %" if absolute < 10 else "",
+            f"{100 * relative:.2f}%" if absolute < 10 else "",
         ]
     return f"| {label} | {custom_fp.parse(name).bits:g} | {scaling} | {' | '.join(cells)} |"
 

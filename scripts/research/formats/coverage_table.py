@@ -6,7 +6,7 @@ The architectures come from the package transformers. The models are small and h
 downloaded. For each architecture, the script counts the multiply-accumulates of one forward and one backward pass in
 training mode (custom_fp.recipe.coverage). It does so twice: with the recipe alone, and with `operations=True`. The last
 column lists the products that stay in float32 with `operations=True`. If a model cannot be built or run, its row
-contains the error. The exit status is 1 if any architecture fails, or if `operations=True` rounds less than 99 % of its
+contains the error. The exit status is 1 if any architecture fails, or if `operations=True` rounds less than 99% of its
 multiply-accumulates.
 """
 
@@ -261,7 +261,7 @@ def main() -> int:
 
 
 def _percent(share: float) -> str:
-    return percent_text(share) if share >= 0.005 else f"{100 * share:.2g} %"
+    return percent_text(share) if share >= 0.005 else f"{100 * share:.2g}%"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ float32, as on GPUs. Each of them is combined with several output heads:
 - bf16: bf16 operands and logits, which most recipes of 4 and 8 bits prescribe.
 - fp32: float32 operands and logits. The weight of a cast model was rounded before.
 
-The 95 % intervals treat the prompts as a sample: BCa bootstrap over prompts, 10,000 resamples, seed 0. They contain no
+The 95% intervals treat the prompts as a sample: BCa bootstrap over prompts, 10,000 resamples, seed 0. They contain no
 uncertainty about other models or other kinds of text. Each pass has one prompt, so scales of whole tensors concern one
 prompt. The script writes logprob_error.csv, logprob_error.md and made_by.txt.
 """
@@ -80,11 +80,11 @@ PUBLISHED = (  # model, inputs, engine, then the errors in percent: bf16, bf16 w
 HEADER = """\
 `{command}` at commit {commit}, in a single forward pass without training.
 
-Each cell is the relative RMS error of the log-probability of the next token, compared with float32, and a 95 %
+Each cell is the relative RMS error of the log-probability of the next token, compared with float32, and a 95%
 bootstrap interval over the prompts. The own head multiplies as the layers do. The bf16 head, which most recipes of 4
 and 8 bits prescribe, and the fp32 head read the same hidden states. A recipe rounds products. A cast model also rounds
 norms, rotary embeddings and the residual stream. forward_blocks rounds operands to mxfp4, and no results. nvfp4 keeps
-15 % of the layers in bf16. The last two columns, for the fp32 head, are the mean difference relative to the RMS of
+15% of the layers in bf16. The last two columns, for the fp32 head, are the mean difference relative to the RMS of
 float32, and the RMS of the differences in nats.
 
 The publisher of the package rounded the weights to 4 bits (Q4_1, in blocks of 32). float32 computes with the rounded
@@ -298,7 +298,7 @@ def as_markdown(rows: pd.DataFrame, header: str) -> str:
             cells = [_cell(heads[heads["head"] == head]) for head in HEADS]
             exact = heads[heads["head"] == "fp32"].iloc[0]
             label = f"`{name}`" if arithmetic == "recipe" else f"cast to {name}"
-            cells += [f"{100 * exact.mean_relative:+.3f} %", f"{exact.rms_nats:.4f}"]
+            cells += [f"{100 * exact.mean_relative:+.3f}%", f"{exact.rms_nats:.4f}"]
             lines.append(f"| {label} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -313,7 +313,7 @@ def as_markdown(rows: pd.DataFrame, header: str) -> str:
         "|---|---|---|--:|--:|--:|--:|",
     ]
     for model, kind, engine, *errors in PUBLISHED:
-        cells = ["" if error is None else f"{error:.3f} %" for error in errors]
+        cells = ["" if error is None else f"{error:.3f}%" for error in errors]
         lines.append(f"| {model} | {kind} | {engine} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -322,7 +322,7 @@ def _cell(rows: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     row = rows.iloc[0]
-    return f"{100 * row.rms_relative:.3g} % ({100 * row.low:.3g} to {100 * row.high:.3g})"
+    return f"{100 * row.rms_relative:.3g}% ({100 * row.low:.3g} to {100 * row.high:.3g})"
 
 
 def main() -> int:

@@ -100,12 +100,12 @@ def part(name: str, settings: Mapping[str, Any], results: Path) -> list[str]:
             plain(" ".join(fix["words"])),
             fix["figure"],
             *(shown(fix[end]) for end in ("before", "after")),
-            f"{100 * values[case]:.1f} %",
+            f"{100 * values[case]:.1f}%",
             verdict(values[BASELINE], values[WORSE], values[case]),
             after.get(tuple(fix["words"]), "no fix"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, "", f"fp32 {100 * values[BASELINE]:.1f} %, as it was {100 * values[WORSE]:.1f} %."]
+    return [*lines, "", f"fp32 {100 * values[BASELINE]:.1f}%, as it was {100 * values[WORSE]:.1f}%."]
 
 
 def trained(

@@ -124,7 +124,7 @@ class LeftOut:
 class Experiment:
     """The candidates of an experiment that was left out of the fit.
 
-    It also contains whether the number of failures was in the predicted 80 % range.
+    It also contains whether the number of failures was in the predicted 80% range.
     """
 
     name: str
@@ -160,7 +160,7 @@ def _predict(name: str, rows: Sequence[Row], model: Model) -> Experiment:
 
 
 def _is_count_in_range(found: Sequence[LeftOut], model: Model, weights: Weights) -> bool:
-    """Return whether the number of failures lies within the 80 % range of its predictive distribution."""
+    """Return whether the number of failures lies within the 80% range of its predictive distribution."""
     number = np.zeros((len(found) + 1, len(GRID)))
     number[0] = 1
     for each in found:
@@ -211,7 +211,7 @@ def report(rows: Sequence[Row], model: Model) -> Iterator[str]:
         mean, failed = (
             100 * np.mean(of) for of in ([e.chance.mean for e in inside], [e.fails for e in inside])
         )
-        yield f"| {100 * low:.0f} to {100 * high:.0f} % | {len(inside)} | {mean:.0f} % | {failed:.0f} % |"
+        yield f"| {100 * low:.0f} to {100 * high:.0f}% | {len(inside)} | {mean:.0f}% | {failed:.0f}% |"
     yield "\nBy experiment, its network left out:\n"
     yield "| experiment | candidates | fail | predicted to fail | AUC | Brier of the others: before, after one run |"
     yield "|---|--:|--:|--:|--:|--:|"
@@ -246,16 +246,16 @@ MEASURES: Mapping[str, Callable[[Sequence[Experiment]], str]] = {
     ),
     "AUC within an experiment, mean": lambda of: f"{auc(_every(of), within=True):.3f}",
     "Brier score": lambda of: f"{brier(_every(of)):.3f}",
-    "count of failures in the 80 % range": lambda of: f"{sum(e.is_in_range for e in of)} of {len(of)}",
+    "count of failures in the 80% range": lambda of: f"{sum(e.is_in_range for e in of)} of {len(of)}",
     "Brier score of the others before, after one candidate is trained": lambda of: (
         f"{brier(_others(of)):.3f}, {brier(_others(of), after_one=True):.3f}"
     ),
     "the same, mean over experiments": _before_and_after,
-    "mean width of the 80 % range of the others before, after one candidate is trained": lambda of: ", ".join(
+    "mean width of the 80% range of the others before, after one candidate is trained": lambda of: ", ".join(
         f"{np.mean([chance.high - chance.low for chance in chances]):.2f}"
         for chances in ([e.chance for e in _others(of)], [e.after_one for e in _others(of)])
     ),
-    "count of failures in the 80 % range after one is trained": lambda of: (
+    "count of failures in the 80% range after one is trained": lambda of: (
         f"{sum(e.is_in_range_after_one for e in of)} of {len(of)}"
     ),
 }

@@ -257,14 +257,14 @@ def table(grid: Grid, rules: Rules, searches: int) -> list[str]:
         answers = [math.inf if bits[i] is None else bits[i] for bits, _ in found]
         truth = math.inf if expected[i] is None else expected[i]
         counts = [sum(test(bits) for bits in answers) for test in (truth.__eq__, truth.__gt__, truth.__lt__)]
-        shown = " | ".join(f"{100 * count / searches:.1f} %" for count in counts)
+        shown = " | ".join(f"{100 * count / searches:.1f}%" for count in counts)
         lines.append(
             f"| {ladder.label} | {'none is enough' if truth == math.inf else f'{truth:g}'} | {shown} |"
         )
     runs = [count for _, count in found]
     lines.append(
         f"\nRuns of a search: median {median(runs):.0f}, {min(runs)} to {max(runs)}, of {grid.runs} of the grid "
-        f"({100 * median(runs) / grid.runs:.0f} %)."
+        f"({100 * median(runs) / grid.runs:.0f}%)."
     )
     return lines
 

@@ -167,7 +167,7 @@ def main() -> None:
                 share = found.sum() / real.sum()
                 per = 100 * gain.sum() / spent.sum()
                 print(
-                    f"| {name} | {pairs} | {rule} | {100 * false.mean():.1f} % | {100 * share:.0f} % "
+                    f"| {name} | {pairs} | {rule} | {100 * false.mean():.1f}% | {100 * share:.0f}% "
                     f"| {per:+.2f} | {spent.mean():.0f} |",
                     flush=True,
                 )

@@ -8,7 +8,7 @@ design that is not folded over.
 
 Each column is a ratio of the planted effects to the noise. Noise is normally distributed, and its size is the standard
 deviation of one run about its expectation, without the contribution of the seed. `found` is the share of simulations in
-which every planted factor is called sensitive at a family-wise error of 5 %. `wrong` is the share in which any other
+which every planted factor is called sensitive at a family-wise error of 5%. `wrong` is the share in which any other
 factor is called sensitive. With --interactions SHARE, each pair of planted factors has an interaction of this share of
 their effect.
 

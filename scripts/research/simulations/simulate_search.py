@@ -143,7 +143,7 @@ def row(name: str, own: Draw, others: Draw, margins: tuple[float, ...], count: i
             equal, _ = searches(own, others, 0.0, margin, count, seed, pooled=pooled, step=step)
             middle, most = np.percentile(equal, 50), np.percentile(equal, 90)
             shown = [f"{value:.0f}" if value <= PAIRS else f"> {PAIRS}" for value in (middle, most)]
-            cells.append(f"{shown[0]} ({shown[1]}); {100 * (equal <= 3).mean():.0f} %")
+            cells.append(f"{shown[0]} ({shown[1]}); {100 * (equal <= 3).mean():.0f}%")
         lines.append(f"| {name} | {'with' if pooled else 'without'} | {' | '.join(cells)} |")
     return lines
 
@@ -158,8 +158,8 @@ def main() -> None:
     count, seed = arguments.searches, arguments.seed
     print("# The test of a search, without and with a pooled spread\n")
     print(
-        f"Per cent of {count:,} candidates at the boundary that are wrongly certified and refuted, with the 95 % "
-        f"interval (Wilson); at most {100 * ALPHA:g} are allowed. Then, for equal candidates, the median (90 %) of the "
+        f"Per cent of {count:,} candidates at the boundary that are wrongly certified and refuted, with the 95% "
+        f"interval (Wilson); at most {100 * ALPHA:g} are allowed. Then, for equal candidates, the median (90%) of the "
         f"pairs to certify, and the share certified by the third pair. Up to {PAIRS} pairs, tested after each.\n"
     )
     heads = [f"margin {margin:g} sd: pairs; by the third" for margin in MARGINS]

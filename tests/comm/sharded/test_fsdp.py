@@ -302,5 +302,5 @@ def test_the_example_runs(tmp_path) -> None:
     assert EXAMPLE.read_text().count("# <-") == 2
     run_script(2, EXAMPLE, [], tmp_path)
     said = "".join((tmp_path / f"rank{rank}.log").read_text() for rank in range(2))
-    (accuracy,) = set(re.findall(r"digits: ([\d.]+) %", said))
+    (accuracy,) = set(re.findall(r"digits: ([\d.]+)%", said))
     assert said.count("digits: ") == 2 and float(accuracy) > 85
