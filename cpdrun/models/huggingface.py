@@ -5,6 +5,7 @@ low-rank adapters are trained (LoRA, Hu et al., arXiv 2106.09685), as the librar
 """
 
 import sys
+import warnings
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -155,6 +156,8 @@ def _with_lora(
         target_modules=target_modules,
     )
     try:
-        return peft.get_peft_model(model, settings)
+        with warnings.catch_warnings():  # peft asks for a deprecated attribute
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+            return peft.get_peft_model(model, settings)
     except ValueError as error:
         raise ValueError(f"model.lora.target_modules={target_modules}: {str(error).split('. ')[0]}") from None

@@ -113,7 +113,7 @@ def _before_a_run(asked: Typed, asked_by: str, baseline: str) -> Margin:
     if not isinstance(asked, str):
         return Margin(asked, asked_by)
     what = f"of {baseline}'s final value or of its improvement, whichever is smaller"
-    return Margin(math.nan, f"{_percent(asked)} {what} ({asked_by}; known when its first run has ended)")
+    return Margin(math.nan, f"{asked} {what} ({asked_by}; known when its first run has ended)")
 
 
 def _margin(
@@ -142,7 +142,7 @@ def _margin(
         whole = min(abs(course.final), math.inf if math.isnan(improvement) else improvement)
         shown = _floor(float(asked.removesuffix("%")) / 100 * whole)
         of = f"improvement from {path}" if whole == improvement else f"final value {final}"
-        origin = f"{_percent(asked)} of {baseline}'s {of}, {asked_by}"
+        origin = f"{asked} of {baseline}'s {of}, {asked_by}"
     else:
         shown, origin = asked, asked_by
     if improvement <= 0:
@@ -177,10 +177,6 @@ def _hint(course: Course, name: str) -> str:
     if course.source == "a guess":
         return ""
     return f". If the model had learned much by then, let the script log {name} once before it trains"
-
-
-def _percent(typed: str) -> str:
-    return typed.replace("%", " %")
 
 
 def _short(value: float) -> str:

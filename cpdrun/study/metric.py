@@ -95,8 +95,8 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """The unit of a value in a sentence: ` %` for a fraction, otherwise ""."""
-        return " %" if self.is_fraction else ""
+        """The unit of a value in a sentence: `%` for a fraction, otherwise ""."""
+        return "%" if self.is_fraction else ""
 
     @property
     def points(self) -> str:

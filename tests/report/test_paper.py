@@ -40,8 +40,8 @@ def test_table_tex_is_a_booktabs_table_with_verdicts_and_a_caption(study):
     facts = [
         "Test accuracy in",
         "the mean over 6 seeds",
-        r"95 \% interval",
-        r"95 \% confidence",
+        r"95\% interval",
+        r"95\% confidence",
         r"digits\_100\%",
     ]
     facts += ["at most 1 point worse than that of fp32", "cpdrun 1.2.3 (commit 0123456789ab)"]

@@ -237,7 +237,7 @@ def _asked(ideas: dict[int, Idea], name: str, question: JudgeQuestion, margin: f
     """Return the idea with this name, baseline, and boundary, or add it to `ideas`."""
     boundary = question.boundary
     kind = "better by more than" if boundary.is_improvement else "worse by at most"
-    text = f"{kind} {boundary.number:g}{' %' if boundary.is_relative else ''}"
+    text = f"{kind} {boundary.number:g}{'%' if boundary.is_relative else ''}"
     baseline = question.baseline if question.baseline is not None else f"target {question.target:g}"
     for idea in ideas.values():
         if idea.key == (name, baseline, text):
