@@ -15,6 +15,8 @@ Keys:
     search: The question of the last search, or of a sweep with `search.tolerance`, `search.confidence` or
         `search.metric`.
 
+A cell is a set of runs that differ only in the seed.
+
 Keys of `search`:
     tolerance: The margin: how much worse than the baseline is still good enough, in the unit in which the metric is
         shown (percentage points for a share), or a percentage such as `2%` of the baseline's final value or of its

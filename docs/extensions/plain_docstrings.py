@@ -1,7 +1,7 @@
 """Render docstrings, which are plain text here and not reStructuredText.
 
-Docstrings have paragraphs, lists, `names` in backquotes, Google-style sections such as `Args:`, and indented and aligned
-blocks.
+Docstrings have paragraphs, lists, `names` in backquotes, Google-style sections such as `Args:`, and indented and
+aligned blocks.
 """
 
 import re
