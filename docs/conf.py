@@ -27,7 +27,14 @@ include_patterns = [
 ]
 # .*: .git, .venv, caches
 exclude_patterns = [".*", "build", "dist", "results/[!r]*"]
-extensions = ["myst_nb", "sphinx.ext.autodoc", "plain_docstrings", "repository_files", "experiments"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "plain_docstrings",
+    "repository_files",
+    "experiments",
+    "recipes",
+]
 
 nb_execution_mode = "off"  # `make notebooks` executes them
 myst_enable_extensions = ["colon_fence"]

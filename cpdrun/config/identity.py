@@ -2,6 +2,20 @@
 
 The hash does not include settings that cannot change the result: paths, the launcher, and names that are only
 displayed. For a script, the hash includes the script's code, but not the settings for reading its metrics.
+
+config.yaml in the folder of a run contains these keys:
+
+Keys:
+    format (required): The number format. In cpdrun's own runs, it is that of the gradients between workers.
+    seed: An integer. A run without a seed is in no pair.
+    aps: Whether gradients were scaled (auto-precision scaling). The default is false.
+    world_size: The number of workers that exchanged gradients.
+
+Every other key is a setting, and mappings may be nested. A setting that differs between runs is an axis of the report.
+These keys are exceptions, because they say how and where a run was made: `exp`, `name`, `results_dir`, keys that end in
+`_dir`, `nproc`, `loaders`, `patience_s`, `elastic`, `limit_s`, `launcher`, `statistics`, `observe`, `checkpoint`,
+`init_from`, `norm`, `topology`, `compressor`, and, without `aps`, `scaling`. `case` names a case, which stands for the
+settings that it contains.
 """
 
 import hashlib
@@ -214,8 +228,9 @@ def format_facts(name: str) -> dict[str, Any]:
         name: The name of the format. The module of a user's own format is imported.
 
     Returns:
-        A dict with `name`, `bits` (bits per value, including the share of a block's scale) and `exponent_bits` (None if
-        the format is not a floating-point format).
+        A dict, which is written to format.json: `name` as in config.yaml, `bits` (bits per value, including the share
+        of a scale, such as 4.5), and `exponent_bits` (None if the format is not a floating-point format). A format of
+        32 bits with 8 exponent bits is fp32. `custom_fp.parse(NAME).bits` gives the bits of formats that cpdrun knows.
 
     Raises:
         ValueError: The format is unknown.

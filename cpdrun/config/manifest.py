@@ -1,7 +1,46 @@
 """Read and write sweep.yaml, the manifest in a sweep's folder.
 
-The manifest contains the overrides, the axes, the names of the runs, and the question: the settings of the last search,
-such as its baseline and margin.
+The manifest is optional in records of other tools. A report judges the question in `search`, unless its command sets
+another one. You can also write this section by hand: `search: {baseline: {format: bf16}}` compares with bf16.
+
+Keys:
+    record: The version of the record. The default is 1.
+    sweep: The name of the sweep.
+    overrides: What was typed.
+    axes: The values of each axis.
+    runs: The names of the requested runs. The report counts those that do not exist yet.
+    git_commit: The commit of the code that wrote the file.
+    versions: The versions of that code and its libraries.
+    written_by: The function that wrote the file, if it was not a command that trains.
+    search: The question of the last search, or of a sweep with `search.tolerance`, `search.confidence` or
+        `search.metric`.
+
+A cell is a set of runs that differ only in the seed.
+
+Keys of `search`:
+    tolerance: The margin: how much worse than the baseline is still good enough, in the unit in which the metric is
+        shown (percentage points for a share), or a percentage such as `2%` of the baseline's final value or of its
+        improvement, whichever is smaller.
+    confidence: In percent.
+    metric: The metric to judge by.
+    baseline: The settings that identify the baseline, such as `{format: bf16}`.
+    baseline_values: The same with the keys of config.yaml, if a setting is the choice of a group: `{aps: false}` for
+        `{scaling: none}`.
+    axis: The axis of bits that was searched, if it is not `format`, such as `precision.weights`.
+    ledger: The hypotheses that were tested, append-only. Each of `hypotheses` has its `metric`, its `candidate` and
+        `baseline` (names of cells), the cells of which one must be certified first (`opened_by`), its `weight` (its
+        share of the error probability) and, once fixed, the `prior` of its spread (`deviation` and `degrees`). `cells`
+        maps the cells of tuned candidates to the names that were typed. Sweeps of earlier versions have `family`
+        instead: the numbers of chains and of formats.
+    start: The start of a search that begins at a prediction (`search.start`), once it is known. `chain` maps the name
+        of each chain to the `bits` that are tested first, `aside` (the seed that is in no pair, because the prediction
+        used it), and `cells` (the names of its candidates' runs with seed 0). Without it, each chain starts at its
+        widest format. The next search in the folder with the same tolerance and baseline starts there, too, unless
+        `search.start=` is typed.
+    expected_runs: The number of runs that the search is likely to take in total, given the evidence so far. `cpdrun
+        status` estimates the remaining time from it.
+    chose: The seeds with which an earlier search in the folder tuned. Their runs are in no pair.
+    tune: What was tuned for each format first: the `values` of each key, and the `seeds` that were used.
 """
 
 import platform

@@ -75,7 +75,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Best(Entry):
-    """The best value of the metric that judges a run, and its epoch, counted from 1."""
+    """The best value of the metric that judges a run.
+
+    Keys:
+        metric (required): The name of the metric.
+        value (required): Its best value, in the unit of the metric.
+        epoch (required): The epoch with this value, counted from 1.
+    """
 
     metric: str
     value: float
@@ -84,7 +90,39 @@ class Best(Entry):
 
 @dataclass(frozen=True)
 class Result(Entry):
-    """The result of a run that has ended, in done.json. Numbers that are not finite are None."""
+    """The result of a run that has ended, in done.json. Numbers that are not finite are null.
+
+    Keys:
+        status (required): `finished`, `diverged` (the loss was not finite; the run counts as no better than a guess),
+            or `did not learn` (stopped early by `give_up_after`, with the metrics at that time).
+        metrics: The value of each metric at the end of the run. Shares are between 0 and 1.
+        measures: The direction and the unit of each metric, see `Measure`.
+        judged_by: The metric that a report judges by.
+        best: The epoch with the best value of that metric, see `Best`.
+        test_samples: The size of the test set. The interval of an accuracy then includes its sampling error.
+        num_classes: The number of classes. It distinguishes a model that learned from one that guesses.
+        train_seconds: The training time of all attempts together.
+        memory: The bytes that a worker keeps: `model_bytes`, `optimizer_bytes` and `activation_bytes`, with gossip
+            `gossip_bytes` (the state of the gossip rule), and with local steps `outer_bytes` (the agreed weights and
+            the outer momentum).
+        wire: The bytes per step. `bytes_per_step_real_worker` is what a worker sends, and `bytes_per_step_sent` what a
+            rank of this run sent.
+        parameters: The number of trained values of one model. With the bytes and `world_size`, it gives the bits per
+            parameter and step.
+        topology: Properties of the gossip topology: `neighbours`, the largest number of neighbors of a worker, and
+            `spectral_gap`.
+        longest_chain: The largest number of rounded additions in series that one gradient passes through.
+        weights_sha256: The digest of the final weights.
+        products: The multiply-accumulates in a step of one worker (forward and backward pass). `macs_per_step` is
+            their number, `mean_operand_bits` the mean bits of an operand over all of them, including shares of scales,
+            and `bit_operations_per_step` the sum of the products of both operands' bits, without scales. `by_format` is
+            a list of `a`, `b`, `accumulator` and their `macs`. `uncounted` lists operations that multiply but cannot be
+            counted. If nothing was counted, the only key is `problem`, the reason. For a script, the first training
+            step is counted.
+        wall_seconds: The duration of the last attempt in seconds.
+        ended_after: The epochs after which a run ended that did not learn.
+        record: The version of the record. The default is 1.
+    """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = (
         "train_seconds",
@@ -95,25 +133,23 @@ class Result(Entry):
         "ended_after",
     )
 
-    status: Ending  # finished, diverged or did not learn
+    status: Ending
     metrics: dict[str, float | None] = field(default_factory=dict)
-    measures: dict[str, Measure] = field(default_factory=dict)  # the direction and unit of each metric
-    judged_by: str | None = None  # the metric that judges the run
+    measures: dict[str, Measure] = field(default_factory=dict)
+    judged_by: str | None = None
     best: Best | None = None
     test_samples: int | None = None
     num_classes: int | None = None
     train_seconds: float | None = None
-    memory: dict[str, Any] = field(default_factory=dict)  # in bytes
-    wire: dict[str, Any] = field(default_factory=dict)  # in bytes per step
-    parameters: int | None = None  # the number of trained values of one model
-    topology: dict[str, float] | None = None  # properties of the gossip topology
-    longest_chain: int | None = (
-        None  # the largest number of rounded additions that one gradient passes through
-    )
+    memory: dict[str, Any] = field(default_factory=dict)
+    wire: dict[str, Any] = field(default_factory=dict)
+    parameters: int | None = None
+    topology: dict[str, float] | None = None
+    longest_chain: int | None = None
     weights_sha256: str | None = None
-    products: dict[str, Any] | None = None  # multiply-accumulates per step of a worker, by formats
+    products: dict[str, Any] | None = None
     wall_seconds: float | None = None
-    ended_after: int | None = None  # the number of epochs, if the run did not learn
+    ended_after: int | None = None
     record: int = version.VERSION
 
     @classmethod
@@ -137,7 +173,17 @@ class Result(Entry):
 
 @dataclass(frozen=True)
 class Progress(Entry):
-    """The progress of a run in epochs and steps, in status.json."""
+    """The progress of a run, in status.json.
+
+    Keys:
+        epoch: The number of finished epochs.
+        step: The number of finished steps.
+        test_accuracy: The latest value, a share.
+        epochs: The total number of epochs.
+        updated: When the file was written, in seconds since 1970.
+        judged_by: The metric that a user's script is judged by.
+        value: Its latest value.
+    """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("test_accuracy", "judged_by", "value")
 
@@ -145,8 +191,8 @@ class Progress(Entry):
     step: int = 0
     test_accuracy: float | None = None
     epochs: int | None = None
-    updated: float | None = None  # seconds since 1970
-    judged_by: str | None = None  # The metric of a user's script. `value` is its last value.
+    updated: float | None = None
+    judged_by: str | None = None
     value: float | None = None
 
     @property
@@ -156,17 +202,29 @@ class Progress(Entry):
 
 @dataclass(frozen=True)
 class EpochRow(Entry):
-    """A line of metrics.jsonl. Metrics are keys of the line itself."""
+    """A line of metrics.jsonl, which is a JSON object. Every further key with a number is a metric.
+
+    Rows that a user's script logged may have only a step, or neither an epoch nor a step. The learning curve is then
+    drawn over steps, or over rows.
+
+    Keys:
+        epoch (required): Counted from 1.
+        step: The number of steps so far.
+        nonfinite_gradients: The number of infinities and NaN in the gradients of this epoch.
+        layers: The last statistics of each layer: `exponent_min` and `exponent_max` of its nonzero gradients, and the
+            shares `underflow` and `overflow`.
+        train_seconds: The training time so far.
+        step_losses: The mean training loss of each step of the epoch. Only runs with `init_from` have it.
+    """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("nonfinite_gradients", "layers", "step_losses")
 
     epoch: int
     step: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    nonfinite_gradients: int | None = None  # the number of inf and NaN in the gradients of this epoch
-    layers: dict[str, Any] | None = None  # the last statistics of each layer
+    nonfinite_gradients: int | None = None
+    layers: dict[str, Any] | None = None
     train_seconds: float = 0.0
-    # The mean training loss of each step. Only runs with `init_from` have it.
     step_losses: list[float | None] | None = None
 
     @classmethod
@@ -203,27 +261,45 @@ class LoggedRow(Entry):
 
 @dataclass(frozen=True)
 class Where(Entry):
-    """The machine and the start time of an attempt, stored in where.json. `cpdrun status` shows them in any shell."""
+    """The machine and the start time of an attempt, stored in where.json. `cpdrun status` shows them in any shell.
+
+    Keys:
+        host: The name of the machine.
+        pid: The process of the agent.
+        slurm_job: The scheduler's name of the job (the attribute `scheduled`).
+        started: When the attempt started, in seconds since 1970.
+        from_epoch: The epoch from which the attempt resumed.
+    """
 
     KEYS: ClassVar[Mapping[str, str]] = {"scheduled": "slurm_job"}
 
     host: str | None = None
     pid: int | None = None
-    scheduled: str | None = None  # the scheduler's name of the job
-    started: float | None = None  # seconds since 1970
+    scheduled: str | None = None
+    started: float | None = None
     from_epoch: int = 0
 
 
 @dataclass(frozen=True)
 class Lost(Entry):
-    """The work that an elastic attempt lost because a rank was killed, in a line of lost.jsonl."""
+    """The work that an elastic attempt lost because a rank was killed, in a line of lost.jsonl.
 
-    rank: int  # the rank that was killed last
+    Keys:
+        rank (required): The rank that was killed last.
+        signal (required): The signal that killed it.
+        restarts (required): The number of restarts of all ranks until the lost steps were repeated. It is more than 1
+            if a rank was killed again meanwhile.
+        step (required): The number of steps that the run had completed.
+        steps (required): The number of steps that were trained again.
+        seconds (required): The time from the end of the last lost step until the step was repeated.
+    """
+
+    rank: int
     signal: int
-    restarts: int  # the number of restarts of all ranks until the lost steps were repeated
-    step: int  # the number of steps that the run had completed
-    steps: int  # the number of steps that were trained again
-    seconds: float  # the time from the end of the last lost step until the step was repeated
+    restarts: int
+    step: int
+    steps: int
+    seconds: float
 
     @property
     def description(self) -> str:
@@ -233,7 +309,21 @@ class Lost(Entry):
 
 @dataclass(frozen=True)
 class Outcome(Entry):
-    """The outcome of an attempt, in exit.json. `rank` is the first rank that failed. `reason` is one line, or ""."""
+    """The outcome of an attempt, in exit.json.
+
+    Keys:
+        outcome (required): `finished`, `diverged`, `did not learn`, `preempted`, `killed`, `out of memory`, or `failed`
+            (the attribute `status`).
+        exit_code: The exit code of the process.
+        rank: The first rank that failed.
+        reason: One line of text, or "".
+        attempt: The number of the attempt.
+        started: When the attempt started, in seconds since 1970.
+        ended: When the attempt ended, in seconds since 1970.
+        restarts: How often the ranks were restarted after one of them was killed (`elastic=true`).
+        lost_seconds: The seconds of work that were repeated in this attempt, or that the next attempt must repeat.
+        left_running: Processes that the run started and that still run, such as "712 (wandb-core), 713 (...)".
+    """
 
     KEYS: ClassVar[Mapping[str, str]] = {"status": "outcome"}
     LEFT_OUT: ClassVar[tuple[str, ...]] = (
@@ -250,13 +340,11 @@ class Outcome(Entry):
     rank: int | None = None
     reason: str = ""
     attempt: int | None = None
-    started: float | None = None  # seconds since 1970
+    started: float | None = None
     ended: float | None = None
-    restarts: int | None = None  # the number of restarts of the ranks after one of them was killed
-    lost_seconds: float | None = None  # the seconds of work that was or must be repeated
-    left_running: str | None = (
-        None  # processes that still run after the ranks, such as "712 (wandb-core), 713 (...)"
-    )
+    restarts: int | None = None
+    lost_seconds: float | None = None
+    left_running: str | None = None
 
 
 def _metrics_apart(cls: type[Entry], value: Any) -> Any:

@@ -3,9 +3,21 @@
 Part of the difference between two runs is due to the choice of the test examples. This part does not average out with
 more seeds, and outcomes are needed to compute it (`cpdrun.stats.finite_test_set`).
 
-The file begins with one line of JSON, which contains the metric and identifies the test set. The rest of the file
-contains one bit per example, packed as by `numpy.packbits`: the first example is the highest bit of the first byte.
-Unused bits of the last byte are 0.
+The file is written for classification. It is not written for segmentation, text and regression, for users' scripts, and
+for workers that gossip. A report also works without it. The outcomes belong to the evaluation that done.json reports.
+
+The file begins with one line of JSON of at most 1,024 bytes, which contains the metric and identifies the test set. The
+rest of the file contains one bit per example in the order of the test set, packed as by `numpy.packbits`: the first
+example is the highest bit of the first byte. Unused bits of the last byte are 0. The bits do not depend on the number
+of processes. A file is ignored if the mean of its bits is not the value of its metric in done.json, or if it has more
+than 4,194,304 examples. The keys of the line are:
+
+Keys:
+    record: The version of the record. The default is 1.
+    metric (required): The metric of done.json that is the mean of the bits.
+    samples (required): The number of examples.
+    labels_sha256 (required): The SHA-256 of the labels in the order of the test set, as little-endian int64. Outcomes
+        with different digests are not compared.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Write runs of other tools as run directories.
 
 A report reads only run directories, so these runs get the same answer, tables, tests and plots as runs of cpdrun.
-docs/record.md lists the files and their keys.
+docs/record.md describes the files, and docs/reference/record.md lists their keys.
 """
 
 import os

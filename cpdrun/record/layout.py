@@ -1,5 +1,8 @@
 """The paths of all files of a record. Only this module contains their names.
 
+A report needs `config.yaml` and `done.json` of each run, and uses some of the other files. The rest serve `status`,
+`logs`, `report RUN` and the launcher.
+
 <results_dir>/<sweep>/sweep.yaml                  axes, overrides, runs, git commit, versions
 <results_dir>/<sweep>/.lock                       the lock that is held while the sweep's own files are updated
 <results_dir>/<sweep>/report/                     the output of `cpdrun report`
@@ -11,14 +14,19 @@
 <results_dir>/<sweep>/runs/<slug>-<hash10>/
   config.yaml  overrides.txt  format.json         the resolved config, the overrides, and the bits of the format
   env.json  code.diff                             versions, device, and commit; uncommitted changes
-  metrics.jsonl  ckpt/{last,previous}.pt          metrics and checkpoints; a damaged one becomes ckpt/unreadable.pt
+  metrics.jsonl                                   the learning curve
+  ckpt/last.pt  ckpt/previous.pt                  checkpoints; a damaged one becomes ckpt/unreadable.pt
   status.json                                     progress
-  observed.npz                                    statistics of observed tensors (observe=N)
+  observed.npz  observed.parts/                   statistics of observed tensors (observe=N); those since the last write
   example_outcomes.bin                            which examples of the test set the run answered correctly
   attempts/<n>/{agent.log,rank<k>.log}            the logs of each attempt
   attempts/<n>/{where.json,exit.json}             where the attempt ran, and how it ended
   attempts/<n>/lost.jsonl                         the work that was lost when ranks were killed (elastic)
   done.json                                       the result; only its presence means that the run has finished
+
+The name of a run's folder can be anything. If it ends with a hyphen and ten hexadecimal digits, they are taken for the
+hash of its config.yaml, and the report says so if they do not match. Files whose names begin with a dot are locks and
+signals.
 """
 
 import re

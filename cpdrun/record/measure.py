@@ -13,11 +13,12 @@ UNITS = ("percent", "nats", "bits", "plain")
 
 @dataclass(frozen=True)
 class Measure:
-    """The direction and the unit of a metric.
+    """The direction and the unit of a metric, an entry of `measures` in done.json.
 
-    Attributes:
-        higher_is_better: Whether larger values are better.
-        shown: The unit, one of UNITS. A metric that is shown in percent is stored as a share from 0 to 1.
+    Keys:
+        higher_is_better (required): Whether larger values are better.
+        shown (required): The unit: `percent`, `nats`, `bits` or `plain`. A metric that is shown in percent is stored as
+            a share from 0 to 1. In Python, the default is "plain".
         of_samples: Whether the metric is the share of correctly answered test samples, with a binomial spread.
     """
 

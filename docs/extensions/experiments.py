@@ -1,6 +1,8 @@
-"""Append a section for each folder of results/reference to the page of experiments."""
+"""Append the tables and pictures of results/reference that have no README.md to the page of experiments.
 
-import re
+docs/studies.md shows the other folders.
+"""
+
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -8,30 +10,23 @@ from sphinx.application import Sphinx
 PAGE = "docs/experiments"
 
 
-def _moved(text: str, folder: str) -> str:
-    """`text` of a page in `folder`, its links as they are from elsewhere."""
-    return re.sub(r"\]\((?![a-z]+:|#)", f"]({folder}/", text)
-
-
-def _is_prose(block: str) -> bool:
-    return len(block) > 80 and not block.startswith(("#", "!", "|", "-", "    "))
-
-
 def sections(reference: Path, link: str) -> str:
-    """link: from the page to the folder `reference`."""
+    """Return a section for each folder of `reference` without README.md.
+
+    Args:
+        reference: The folder results/reference.
+        link: The relative path from the page to this folder.
+    """
     text = []
     for folder in sorted(path for path in reference.iterdir() if path.is_dir()):
+        if (folder / "README.md").exists():
+            continue
         at = f"{link}/{folder.name}"
-        text += [f"## {folder.name}", ""]
-        readme = folder / "README.md"
-        if readme.exists():
-            blocks = readme.read_text(encoding="utf-8").split("\n\n")
-            text += [_moved(next(block for block in blocks if _is_prose(block)), at), ""]
-        names = {"README.md": "all of it"}
-        pages = sorted(folder.glob("*.md"), key=lambda page: (page != readme, page.name))
-        text += [" · ".join(f"[{names.get(page.name, page.stem)}]({at}/{page.name})" for page in pages), ""]
-        pictures = sorted(folder.glob("*.png"))
-        text += [f"![{folder.name}: {shown.stem}]({at}/{shown.name})\n" for shown in pictures]
+        pages = " · ".join(f"[{page.stem}]({at}/{page.name})" for page in sorted(folder.glob("*.md")))
+        pictures = [
+            f"![{folder.name}: {shown.stem}]({at}/{shown.name})\n" for shown in sorted(folder.glob("*.png"))
+        ]
+        text += [f"### {folder.name}", "", pages, "", *pictures]
     return "\n".join(text)
 
 

@@ -147,7 +147,6 @@ docs/commands.md: cpdrun search --allocate exp=digits_screen_small | docs/screen
 cpdrun report --serve | tests/report/test_serve.py
 cpdrun report A B --rows format,aps --cols model | tests/report/test_formats.py
 cpdrun report resnet50_bits alexnet_bits --rows format,aps --cols sweep | tests/report/test_formats.py
-docs/reading_the_report.md: cpdrun report RUN | docs/commands.md
 """
 NOT_RUN = dict(line.split(" | ") for line in NOT_RUN_LINES.strip().splitlines())
 

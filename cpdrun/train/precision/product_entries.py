@@ -89,7 +89,7 @@ def operations_entry(
         uncounted: The operators that multiply but cannot be counted.
 
     Returns:
-        A dictionary. Its keys are described in docs/record.md.
+        A dictionary. Its keys are described in `cpdrun.record.Result`.
     """
     macs = sum(by_format.values())
     return {

@@ -42,14 +42,21 @@ def write_environment(
     code.diff contains only the user's imported modules and the script, because other files of the repository may
     contain data that their owner does not want to share.
 
-    env.json contains the versions of all imported distributions, the device and the machine, and these entries:
+    env.json contains the versions of all imported distributions, the device and the machine, and the entries below. A
+    report says which entries differ between runs, except `hostname` and `platform`. It reports runs whose code or data
+    differ as a mixture.
 
-    - `float32` and `nondeterministic`, as `numerics_facts` returns them;
+    - `float32`: `ieee`, or `tf32` if a GPU was allowed to round the inputs of float32 products and convolutions to
+      TF32 (`tf32=true`, or a setting of the script);
+    - `nondeterministic`, on a GPU: the operations that ran without a deterministic implementation, in which two runs of
+      the same configuration can differ;
     - `cpu` and `cpu_vector`: the processor, and the vector instructions that determine the order of its sums;
     - `code`: digests of cpdrun and of the user's imported modules; `code_sha256`: the digest of all of them;
     - `data_path`, `data_folders` and `data_sha256`, if the dataset was read from files or knows its own digest;
     - `label_names`, if the dataset knows the names of its classes: in the order of their numbers;
-    - `products`, if products are rounded: rounded layers, other products, and the coverage (product_entries.py);
+    - `products`, if products are rounded: the rounded layers, the products `in float32`, the layers that rules name but
+      that were `never called`, and the `coverage`: the share of the multiply-accumulates that read each format, or the
+      reason why it was not counted;
     - `attached`: what cpdrun has intercepted in a user's script and what it has not changed;
     - `git_commit`: null outside a repository;
     - `git_diff`: the first ten digits of the SHA-256 of code.diff, or "none" if the code is as committed.

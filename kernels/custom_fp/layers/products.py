@@ -16,8 +16,8 @@ sum over these dimensions:
     Linear    forward: the features. input_gradient: the output features. weight_gradient: the rows, where all leading
               dimensions of x are flattened into one.
     Conv      forward: the channels of a group. input_gradient: the output channels of a group. weight_gradient: the
-              batch, because the positions differ for each element of the kernel. Tiles of a weight span output channels
-              and channels.
+              batch, because the positions differ for each element of the kernel. Hardware that cuts blocks from all
+              windows has other blocks. Tiles of a weight span output channels and channels.
     Matrices  the last dimension, or the second to last if the product transposes the operand.
     Sums      the same dimensions of the matrices. For Conv, channels and kernel positions form one dimension, and so do
               all windows.

@@ -153,9 +153,17 @@ def apply_recipe(
     """Make a model round its computations as a recipe specifies, in training and evaluation.
 
     The model is changed in place. Modules and parameters stay the same objects, so optimizers and wrappers
-    (DistributedDataParallel, fully_shard, torch.compile) that refer to them keep working. Saved models do not contain
-    the recipe. They can be loaded without this package, and compute in float32 until a recipe is applied to them. A
-    deep copy of the model follows the recipe, with its own delayed scales.
+    (DistributedDataParallel, fully_shard, torch.compile) that refer to them keep working. `module.__class__` is the
+    user's class, while `type(module)` is a subclass that rounds.
+
+    Saved models do not contain the recipe. They can be loaded without this package and with `weights_only=True`, and
+    compute in float32 until a recipe is applied to them. `torch.jit`, `torch.export` and ONNX export the float32 model,
+    with a warning. A copy of the model (copy.deepcopy, or another process) follows the recipe. Its delayed scales
+    advance when an optimizer updates the parameters of the copy, and otherwise stay as they were.
+
+    In tensor-parallel models (parallelize_module), tensors are rounded to the same values as without sharding. If a
+    block or scale spans several ranks, the tensor is gathered first. Stochastic rounding, `history` and accumulators
+    are refused for such models.
 
     Args:
         model: Any module.

@@ -7,20 +7,32 @@
                             has the products NAME.scores, which multiplies query (role input) and key (role weight), and
                             NAME.values, which multiplies probabilities (role input) and value (role weight).
     matmul()                The matrix products that a module computes in its own forward: torch.matmul and @, mm, bmm,
-                            mv, addmm and baddbmm. The first factor is the input, and the second one is the weight.
+                            mv, addmm and baddbmm, as in the Conv1D of transformers' GPT-2. The first factor is the
+                            input, and the second one is the weight.
     einsum()                torch.einsum of two tensors, the input and the weight. No tensor may have a dimension twice,
                             and every dimension that only one tensor has must be in the result.
-    linear()                F.linear, as for an output layer whose weight is tied to an embedding.
+    linear()                F.linear, as for an output layer whose weight is tied to an embedding, or for a router.
     conv()                  F.conv1d, F.conv2d and F.conv3d.
     grouped_mm()            F.grouped_mm and torch._grouped_mm, the products of a mixture of experts. Each group is
-                            rounded like a separate layer.
+                            rounded like a separate layer, so blocks and scales never span two experts. The tokens
+                            are the input.
     softmax(), cross_entropy(), add()
                             The results of these functions (role activation) and the gradients of the results (role
                             error). add() is the sum of two floating-point tensors, as in a residual stream.
     normalization layers    The affine weight (role weight) of any module without submodules whose `weight` is a vector,
                             such as LayerNorm and the RMSNorm classes of model libraries.
 
-The name of an operation, such as NAME.matmul(), begins with the name of the module whose forward calls the function.
+The name of an operation, such as NAME.matmul(), begins with the name of the innermost module whose forward is running.
+Calls inside PyTorch's own layers, such as the F.linear of a Linear layer, are never selected. Products of integer
+tensors, and matrix products whose summed dimension has size 1 (as for rotary embeddings), are never rounded. If
+torch.utils.checkpoint is applied to a function within a module, operations that are recomputed in the backward pass are
+not rounded, so apply it to whole modules.
+
+A pattern that ends in (), such as matmul(), selects the operations of all modules, and blocks.*.matmul() those of some.
+The recipe's key `operations` (true, or a list such as [grouped_mm(), linear()]) lets each rule for * without `first` or
+`last` select operations as well, and a rule for router or output_head select the operations of these parts. softmax(),
+cross_entropy() and add() are not included, so rules must name them.
+
 Other products of a model stay in float32: recurrent and bilinear layers, transposed convolutions, and other functions
 that a `forward` method calls.
 """

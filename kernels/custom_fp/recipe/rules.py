@@ -29,13 +29,16 @@ A rule in a recipe has these keys:
               the blocks of a format with scales run along the dimension that the product sums over. For other tensors,
               they follow the order of the elements in memory.
     rounding  Any rounding mode of custom_fp. The default is nearest_even. Accumulators and parameters allow no other.
+              An accumulator has its rounding in its name (fp16-toward_zero), and that of parameters is update_rounding.
               In training, stochastic rounding draws from torch's default generator, which a run seeds with its seed,
-              the step and the worker. In evaluation, stochastic modes are replaced by rounding to nearest.
+              the step and the worker. The result therefore depends neither on nproc nor on restarts. In evaluation,
+              stochastic modes are replaced by rounding to nearest.
     hadamard  The size of the random Hadamard transform along the dimension that the product sums over, a power of two.
               Both operands of a product must be transformed. All transforms use the same signs, the first 16 of which
-              are TransformerEngine's.
+              are TransformerEngine's. A dimension that is not a multiple of the size is padded with zeros.
     history   Delayed scaling: the number of previous steps whose largest magnitude determines the scale
-              (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor.
+              (delayed_scaling.py). The format must have a single scale for the whole tensor, such as fp8_tensor. A
+              run needs emulation=exact and no gossip, and its checkpoints contain the histories.
     cached    The format in which the input is stored for the weight gradient. Its blocks run along the dimension that
               the forward product sums over. The weight gradient rounds the stored values again, to `format`. null
               stores the unrounded input.
