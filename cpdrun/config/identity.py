@@ -64,6 +64,7 @@ UNUSED: dict[str, Any] = {
     "parameter_groups": [],
     "max_steps": None,
     "tf32": False,
+    "eval_every": 1,
     "give_up_after": None,
     "init_into": None,
     "init_skip": [],

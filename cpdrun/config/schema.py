@@ -283,6 +283,7 @@ class TrainingRun(AnyRun, kw_only=True):
     emulation: Literal["exact", "chunked", "batched"]
     loaders: Whole
     eval_batch: Positive
+    eval_every: Positive
     channels_last: bool
     statistics: Statistics
     checkpoint: Checkpoint

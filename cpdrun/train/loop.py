@@ -144,9 +144,17 @@ def train(
 
         losses_SxN = workers.sum_of_disjoint(progress.losses_SxN)
         train_loss = losses_SxN.mean().item()
-        evaluation = learner.evaluate()
-        progress.metrics = {"train_loss": train_loss, **evaluation.metrics}
-        progress.update_best(judged_by, measures[judged_by])
+        if not math.isfinite(train_loss):
+            ending = Ending.DIVERGED
+        elif parts.early_stopping.is_due(epoch + 1, train_loss, parts.task.loss_range()):
+            ending = Ending.DID_NOT_LEARN
+        is_last = ending is not Ending.FINISHED or epoch + 1 == epochs
+        progress.metrics = {"train_loss": train_loss}
+        evaluation = None
+        if is_last or (epoch + 1) % config.get("eval_every", 1) == 0:
+            evaluation = learner.evaluate()
+            progress.metrics |= evaluation.metrics
+            progress.update_best(judged_by, measures[judged_by])
         progress.train_seconds = time.perf_counter() - clock
         row = EpochRow(
             epoch=epoch + 1,
@@ -158,11 +166,7 @@ def train(
             train_seconds=progress.train_seconds,
         )
         journal.epoch_done(row, epochs)
-        if not math.isfinite(train_loss):
-            ending = Ending.DIVERGED
-        elif parts.early_stopping.is_due(epoch + 1, train_loss, parts.task.loss_range()):
-            ending = Ending.DID_NOT_LEARN
-        if ending is not Ending.FINISHED or epoch + 1 == epochs:
+        if is_last and evaluation is not None:
             # Write the outcomes before the checkpoint, because a run that resumes from the last checkpoint does not
             # evaluate again.
             journal.final_outcomes(evaluation.outcomes)

@@ -49,6 +49,15 @@ def test_a_run_leaves_its_complete_record(trained):
     assert read_json(run.env)["packages"]["torch"] == version("torch")
 
 
+def test_fewer_evaluations_change_nothing_but_the_learning_curve(trained):
+    always, done = trained("epochs=3")
+    run, sparse = trained("epochs=3", "eval_every=2")
+    rows, others = list(read_json_lines(run.metrics)), list(read_json_lines(always.metrics))
+    assert ["test_accuracy" in row for row in rows] == [False, True, True]
+    assert [row["train_loss"] for row in rows] == [row["train_loss"] for row in others]
+    assert sparse["weights_sha256"] == done["weights_sha256"] and sparse["metrics"] == done["metrics"]
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(trained):
     run, done = trained("optim.lr=1e30", *FP32, "epochs=5")
     assert done["status"] == "diverged"
