@@ -135,6 +135,20 @@ def test_each_reference_has_its_experiments(monkeypatch):
     assert {name for part in parts for name in part.of} <= trained
 
 
+def test_a_run_is_compared_with_the_stored_values(monkeypatch):
+    """A run that was trained again has the weights of a stored run, or other metrics, or settings that no run has."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from check_references import compare
+    from research.claims.values import read_values
+
+    stored = read_values(SCRIPT.parents[1] / "results" / "reference" / "nvfp4_ingredients")
+    row = stored.rows.to_dict("records")[3]
+    assert compare(row, stored) == "equal to the last bit"
+    other = {**row, "weights_sha256": "0" * 64, "metric:test_loss": 1.25}
+    assert f"test_loss 1.25, stored {row['metric:test_loss']:.6g}" in compare(other, stored)
+    assert compare({**other, "seed": 99}, stored) == "no stored run has these settings"
+
+
 def test_results_are_recorded_with_their_command_and_commit(repository, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     monkeypatch.chdir(repository)
