@@ -38,7 +38,9 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     direction = judge.add_mutually_exclusive_group()
     lower = "lower values are better, as for losses, errors and times. Default: what is usual for the column of values"
     direction.add_argument("--lower-is-better", action="store_true", help=lower)
-    higher = "higher values are better. Default, unless the column of values is called loss, error or the like"
+    higher = (
+        "higher values are better. Default, unless the column of values is called loss, error or the like"
+    )
     direction.add_argument("--higher-is-better", action="store_true", help=higher)
     only = "judge only this arm; may be repeated. Default: every arm except the baseline"
     judge.add_argument("--candidate", action="append", default=[], metavar="ARM", help=only)

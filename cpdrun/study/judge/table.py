@@ -297,8 +297,10 @@ def _value(cell: Any, line: int, column: str, name: str) -> float | Failure | No
     except ValueError:
         number = math.nan
     if math.isnan(number):
-        hint = "Remove the percent sign from all values." if text.endswith("%") else (
-            "Write diverged or failed for a run without a result, and - for a run that was not made."
+        hint = (
+            "Remove the percent sign from all values."
+            if text.endswith("%")
+            else ("Write diverged or failed for a run without a result, and - for a run that was not made.")
         )
         raise UserError(f"{name}, line {line}: {text!r} in the column {column!r} is not a number. {hint}")
     return number if math.isfinite(number) else math.nan
