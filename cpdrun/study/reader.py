@@ -16,8 +16,8 @@ from cpdrun.study.axes import SWEEP, bits_axis
 from cpdrun.study.choices import with_choices
 from cpdrun.study.collect import (
     CORE_AXES,
-    SEED,
     FORMAT,
+    SEED,
     collect,
     count_states,
     finished,

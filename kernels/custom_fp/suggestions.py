@@ -7,7 +7,7 @@ from collections.abc import Iterable
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the known name that is most similar to `given`, or "" if none is similar.
 
-    Upper and lower case are not distinguished. Whole names are compared first, and then the parts after their last dots.
+    Case is ignored. Whole names are compared first, and then the parts after their last dots.
     """
     known = list(map(str, known))  # converts members of a StrEnum to plain strings
     given, by_name = given.lower(), {key.lower(): key for key in reversed(known)}
