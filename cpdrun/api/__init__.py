@@ -153,7 +153,7 @@ def judge(
     target: float | None = None,
     margin: str | float | None = None,
     better_by: str | float | None = None,
-    lower_is_better: bool = False,
+    lower_is_better: bool | None = None,
     **options: Any,
 ) -> Answer:
     """Compare results from any source with a baseline (`cpdrun judge`).
@@ -164,12 +164,13 @@ def judge(
         target: A value to compare every arm with, instead of a baseline.
         margin: How much worse than the baseline is still good enough: a number, or a percentage such as "2%".
         better_by: How much better than the baseline an arm must be. Give either this or `margin`.
-        lower_is_better: True for losses, errors, and times.
+        lower_is_better: True for losses, errors, and times. By default, what is usual for the name of the column of
+            values.
         options: Further options of the command: candidate, arm, seed, value, state, sd, resolution, worst, confidence,
             session, ideas, idea.
     """
     given = _given(baseline=baseline, target=target, margin=margin, better_by=better_by)
-    given |= _given(lower_is_better=lower_is_better)
+    given |= _given(lower_is_better=lower_is_better, higher_is_better=lower_is_better is False)
     return call("judge", (str(file),), given | options, quiet=True)
 
 

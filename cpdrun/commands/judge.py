@@ -35,11 +35,13 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     boundary.add_argument("--margin", metavar="X", help=worse)
     better = "ask instead whether an arm is better than the baseline by more than this; 0: whether it is better at all"
     boundary.add_argument("--better-by", metavar="X", help=better)
-    judge.add_argument(
-        "--lower-is-better",
-        action="store_true",
-        help="lower values are better, as for losses, errors and times",
+    direction = judge.add_mutually_exclusive_group()
+    lower = "lower values are better, as for losses, errors and times. Default: what is usual for the column of values"
+    direction.add_argument("--lower-is-better", action="store_true", help=lower)
+    higher = (
+        "higher values are better. Default, unless the column of values is called loss, error or the like"
     )
+    direction.add_argument("--higher-is-better", action="store_true", help=higher)
     only = "judge only this arm; may be repeated. Default: every arm except the baseline"
     judge.add_argument("--candidate", action="append", default=[], metavar="ARM", help=only)
     judge.add_argument("--arm", metavar="COLUMN", help="the column of arms; default: arm")
@@ -75,16 +77,31 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     from cpdrun.commands.judge_document import DECISIONS, JudgeDocument, candidate_documents, session_document
     from cpdrun.report.judge_text import judge_sentences
-    from cpdrun.study.judge.candidates import checked_margin, judge_candidates
+    from cpdrun.study.judge.candidates import (
+        checked_margin,
+        is_share_margin_for_percentages,
+        judge_candidates,
+    )
     from cpdrun.study.judge.session import judge_ideas
     from cpdrun.study.judge.table import Columns, read_table
 
-    question = _question(arguments)
     columns = Columns(arguments.arm, arguments.seed, arguments.value, arguments.state)
+    direction = _usual_direction(arguments)
+    question = _question(arguments, lower_is_better=arguments.lower_is_better or direction == "min")
     table = read_table(arguments.file, columns, needs_arms=question.target is None)
     if arguments.resolution is None:
         question = replace(question, resolution=table.step)
     margin = checked_margin(table, question)
+    if direction == "min":
+        arguments.output.note(
+            f"Lower is better, as the name of the column {arguments.value!r} suggests. Otherwise, add "
+            "--higher-is-better."
+        )
+    if direction == "max" and is_share_margin_for_percentages(table, question):
+        arguments.output.note(
+            f"The values look like percentages, so the margin is {margin:g} percentage points. A margin of one "
+            "percentage point is written as 1."
+        )
     session: SessionState | None = None
     if arguments.session is None:
         judged = judge_candidates(table, question)
@@ -114,7 +131,16 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
+def _usual_direction(arguments: argparse.Namespace) -> str | None:
+    """Return "min" or "max" for the column of values, from its name. None if it is unknown or was typed."""
+    from cpdrun.config.script import direction_of
+
+    if arguments.lower_is_better or arguments.higher_is_better:
+        return None
+    return direction_of(arguments.value or "", {})
+
+
+def _question(arguments: argparse.Namespace, *, lower_is_better: bool) -> "JudgeQuestion":
     """Return the comparison that the arguments specify.
 
     Raises:
@@ -130,7 +156,7 @@ def _question(arguments: argparse.Namespace) -> "JudgeQuestion":
         _boundary(typed, "--better-by" if is_improvement else "--margin", is_improvement),
         arguments.baseline,
         arguments.target,
-        arguments.lower_is_better,
+        lower_is_better,
         95.0 if arguments.confidence is None else arguments.confidence,
         arguments.sd,
         arguments.resolution or 0.0,

@@ -92,6 +92,7 @@ def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Sess
     Raises:
         UserError: The overrides or the margin are not valid.
     """
+    from cpdrun.config.script import seed_note
     from cpdrun.launch import Job
     from cpdrun.launch.executors import advice
     from cpdrun.search.question import ask
@@ -116,7 +117,8 @@ def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Sess
         if results.margin.problem:
             raise UserError(f"{MARGIN_KEY}: {results.margin.problem}")
     jobs = [Job(question.directory.run(run.name), run.config, run.overrides) for run in planned]
-    for line in advice(jobs[0].config["launcher"], question.directory, jobs, options):
+    advised = advice(jobs[0].config["launcher"], question.directory, jobs, options)
+    for line in [*advised, *seed_note(planned[0].config, question.typed)]:
         arguments.output.note(line)
     return results
 

@@ -113,13 +113,17 @@ def _is_told_its_seed(script: Mapping[str, Any]) -> bool:
 
 
 def seed_note(config: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
-    """Return a note if the run's seed is passed to the script although the user did not type this."""
-    if not is_script(config) or not config[SCRIPT]["arguments"].endswith(SEED_ARGUMENT):
+    """Return a note if the run's seed is passed to the script without being typed, or if it is not passed."""
+    if not is_script(config) or any("{seed}" in text for text in typed):
         return []
-    if any("{seed}" in text for text in typed):
+    script = config[SCRIPT]
+    if script["arguments"].endswith(SEED_ARGUMENT):
+        return [f"{stem(script)} has an option --seed, so each run passes its own seed with {SEED_ARGUMENT}"]
+    if _is_told_its_seed(script):
         return []
     return [
-        f"{stem(config[SCRIPT])} has an option --seed, so each run passes its own seed with {SEED_ARGUMENT}"
+        f"{stem(script)} has no option --seed, so it is not told the seed of its run. If it has another option for "
+        "it, type this among its arguments, such as --random-state {seed}"
     ]
 
 

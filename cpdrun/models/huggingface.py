@@ -66,7 +66,10 @@ def load_pretrained(
     model.config.pad_token_id = pad_token_id if pad_token_id is not None else model.config.pad_token_id
     longest = getattr(model.config, "max_position_embeddings", None)
     if context is not None and longest is not None and context > longest:
-        raise ValueError(f"data.context={context} is too long: {name} reads at most {longest} tokens")
+        raise ValueError(
+            f"data.context={context} is too long: {name} reads at most {longest} tokens. Type data.context={longest} "
+            "or less"
+        )
     if lora["rank"] is not None:
         model = _with_lora(model, head, **lora)
     if gradient_checkpointing:

@@ -197,6 +197,7 @@ def _ignored_text(setting: IgnoredSetting) -> str:
     if setting.key == SEED:
         return (
             f"Runs of the seeds {values} measured exactly the same, so the script seems to seed itself, and no "
-            "interval over seeds means anything. Pass the seed of the run to the script: script_args='--seed {seed}'."
+            "interval over seeds means anything. Pass the seed of the run to the script: type its option among the "
+            "script's arguments, such as --seed {seed}."
         )
     return f"Runs with {name} = {values} measured exactly the same. Does the script read --{name}?"

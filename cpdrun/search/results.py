@@ -275,7 +275,8 @@ def baseline_problem(results: Results, baseline: str) -> str | None:
     if _ignores_seeds(results, baseline):
         return (
             f"the first {len(values)} seeds of the baseline gave exactly the same result, so the script seems to "
-            "set its own seed. Pass the run's seed to it: script_args='--seed {seed}'"
+            "set its own seed. Pass the run's seed to it: type its option among its arguments, such as --seed {seed}. "
+            f"Delete {results.directory.path} first, so that these runs do not count as a question asked before"
         )
     if len(values) >= 2 and diverged * 2 > len(values):
         return f"the baseline itself diverged in {diverged} of {len(values)} runs"

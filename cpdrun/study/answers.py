@@ -6,14 +6,14 @@ candidates of one facet that share a gradient scaling, sorted by bit width.
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpdrun.record import SweepDir, read_manifest
 from cpdrun.stats.evidence import Verdict
 from cpdrun.stats.failures import identical_groups
 from cpdrun.study import formats
-from cpdrun.study.collect import sweep_names
+from cpdrun.study.collect import SEED, sweep_names
 from cpdrun.study.group import Facet, Group
 from cpdrun.study.outlook import Outlook, Prospect, outlook
 from cpdrun.study.study import BaselineProblem, Study
@@ -127,16 +127,28 @@ def next_command(study: Study, sweeps: Sequence[SweepDir]) -> str:
     or if the overrides cannot be read.
     """
     facets = [facet for facet in study.facets if not study.baseline_problem(facet)]
-    is_useful = any(_needs_pairs(study, facet, name) for facet in facets for name in facet.ladders)
-    if study.margin.problem or not is_useful or len(sweep_names(sweeps)) != 1:
+    open_ = [
+        study.answer(facet, name)
+        for facet in facets
+        for name in facet.ladders
+        if _needs_pairs(study, facet, name)
+    ]
+    if study.margin.problem or not open_ or len(sweep_names(sweeps)) != 1:
         return ""
     try:
-        typed = read_manifest(sweeps[0])["overrides"]
+        manifest = read_manifest(sweeps[0])
+        typed, axes = manifest["overrides"], manifest.get("axes")
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     if not isinstance(typed, list):
         return ""
     words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
+    # A search that has used all seeds needs more of them. A seed that predicted the start is in no pair.
+    pairs = [answer.judgement.pairs for answer in open_ if answer.judgement is not None]
+    seeds = axes.get(SEED) if isinstance(axes, Mapping) else None
+    if study.asked.by == "search" and isinstance(seeds, list) and pairs and min(pairs) >= len(seeds) - 1 > 0:
+        words = [word for word in words if not word.startswith("search.most_seeds=")]
+        words.append(f"search.most_seeds={2 * len(seeds)}")
     return " ".join(["cpdrun search", *words]) if words else ""
 
 

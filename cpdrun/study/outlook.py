@@ -9,6 +9,8 @@ from cpdrun.stats.means import is_zero
 
 # The largest number of additional pairs to recommend, because hardly anyone can run more.
 MOST_ADVISED = 100
+# With fewer pairs, their spread is too uncertain to conclude that the verdict needs many more.
+FEWEST_PAIRS = 10
 
 
 class Prospect(StrEnum):
@@ -62,9 +64,9 @@ def outlook(judgement: Judgement, margin: float = math.nan, samples: float = mat
         prospect = Prospect.TEST_SET
     elif judgement.pairs > 1 and is_zero(judgement.deviation):
         prospect = Prospect.NO_SPREAD
-    elif more is None:
+    elif more is None and judgement.pairs < FEWEST_PAIRS:
         prospect = Prospect.TOO_NOISY
-    elif more.likely > MOST_ADVISED:
+    elif more is None or more.likely > MOST_ADVISED:
         prospect = Prospect.TOO_MANY
     else:
         prospect = Prospect.PAIRS if more.likely else Prospect.WIDER_IS_OPEN

@@ -16,6 +16,7 @@ from cpdrun.study.axes import SWEEP, bits_axis
 from cpdrun.study.choices import with_choices
 from cpdrun.study.collect import (
     CORE_AXES,
+    FORMAT,
     SEED,
     collect,
     count_states,
@@ -75,6 +76,8 @@ def read_study(
     shown = shown.assign(**{key: shown.get(key) for key in (*CORE_AXES, SEED, column)})
     axes = ([SWEEP] if len(names) > 1 else []) + other_axes(shown)
     along = question.axis if baseline is None else None
+    if along is not None and along not in (FORMAT, *axes) and along in shown.columns:
+        axes.append(along)  # So far, only runs of the baseline have ended.
     bits = bits_axis(shown, axes, baseline_of(shown, baseline, question), along)
     groups = tuned.with_values(make_groups(shown, axes, column, bits))
     # The search's margin is in the unit of the search's metric, so it is used only for this metric.

@@ -65,6 +65,18 @@ def test_the_metrics_of_the_first_run_are_printed(here, capsys):
     assert "found train_loss and val_acc; val_acc decides, higher is better" in said
 
 
+def test_a_script_without_an_option_for_the_seed_is_pointed_out(here, capsys):
+    script = (here / "train.py").read_text()
+    (here / "train.py").write_text(script.replace('"--seed"', '"--random-state"'))
+    note = "note: train has no option --seed, so it is not told the seed of its run"
+    for command in ("sweep", "search"):
+        assert main([command, "train.py", "format=fp32,e4m3", "--dry-run"]) == 0
+        assert note in capsys.readouterr().err
+    typed = ["train.py", "--random-state", "{seed}", "--", "format=fp32,e4m3", "--dry-run"]
+    assert main(["search", *typed]) == 0
+    assert note not in capsys.readouterr().err
+
+
 def test_a_script_that_fails_at_once_fails_once(here, capsys):
     (here / "train.py").write_text("import no_such_module\n")
     assert main(["sweep", "train.py", "seed=0,1"]) == 1

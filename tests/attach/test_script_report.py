@@ -92,7 +92,8 @@ def test_seeds_that_change_nothing_are_not_evidence(here):
     assert results.runs == 6
     (state,) = results.states()
     baseline = state.ladder.widths[0][0].baseline
-    assert "the script seems to set its own seed" in baseline_problem(results, baseline)
+    problem = baseline_problem(results, baseline)
+    assert "the script seems to set its own seed" in problem and f"Delete {sweep.path} first" in problem
     for number, run in enumerate(SweepDir(sweep.path).runs()):
         write_done(run, 0.5 + number / 100)
     assert baseline_problem(Results(ask(words)), baseline) is None

@@ -66,11 +66,11 @@ def test_all_kinds_of_files_give_the_same_verdicts(told, tmp_path):
     arms = {"base": BASE, "new": better(8)}
     pairs = (f"{i}.0;{b};{n}" for i, (b, n) in enumerate(zip(*arms.values(), strict=True)))
     rows = [{"arm": a, "seed": s, "value": v} for a, values in arms.items() for s, v in enumerate(values)]
-    renamed = TABLE.replace("arm,seed,value", "\ufeffrecipe,run,loss")
+    renamed = TABLE.replace("arm,seed,value", "\ufeffrecipe,run,score")
     first = told(TABLE, *MARGIN)["candidates"]
     for text in ("\n".join(["seed;base;new", *pairs]), "\n".join(map(json.dumps, rows)), json.dumps(rows)):
         assert told(text, *MARGIN)["candidates"] == first
-    options = ("--arm", "recipe", "--seed", "run", "--value", "loss")
+    options = ("--arm", "recipe", "--seed", "run", "--value", "score")
     assert told(renamed, *MARGIN, *options)["candidates"] == first
     (tmp_path / "t.csv").write_text(TABLE)
     assert cpdrun.judge(tmp_path / "t.csv", baseline="base", margin=0.05)["candidates"] == first
@@ -90,6 +90,24 @@ def test_lower_is_better_reverses_the_verdict(told):
     (reversed_,) = told(TABLE, *BETTER, "--lower-is-better")["candidates"]
     assert (found["verdict"], reversed_["verdict"]) == ("certified", "refuted")
     assert found["difference"] == -reversed_["difference"] > 0
+
+
+def test_lower_is_better_for_a_column_of_losses_unless_typed_otherwise(told):
+    losses = TABLE.replace("value", "val_loss")
+    document = told(losses, *BETTER, "--value", "val_loss")
+    assert document["lower_is_better"] and document["candidates"][0]["verdict"] == "refuted"
+    assert "add --higher-is-better" in document["notes"][0]
+    typed = told(losses, *BETTER, "--value", "val_loss", "--higher-is-better")
+    assert typed["candidates"][0]["verdict"] == "certified" and not typed["notes"]
+
+
+def test_a_margin_for_shares_is_pointed_out_if_the_values_are_percentages(told):
+    arms = {"base": BASE, "new": better(8)}
+    percentages = long_table({arm: tuple(100 * v for v in values) for arm, values in arms.items()})
+    percentages = percentages.replace("value", "accuracy")
+    typed = ("--baseline", "base", "--value", "accuracy", "--margin")
+    assert "0.01 percentage points" in told(percentages, *typed, "0.01")["notes"][0]
+    assert not told(percentages, *typed, "1")["notes"] and not told(percentages, *typed, "1%")["notes"]
 
 
 def test_a_margin_in_percent_is_of_the_baseline(told):
@@ -237,6 +255,8 @@ def test_several_writers_share_a_session(tmp_path):
         (long_table({"base": ("failed", "inf"), "new": (1, 2)}), MARGIN, "no run of the baseline 'base'"),
         (long_table({"base": BASE, "new": (0.9, "nan")}), MARGIN, "line 11: 'nan' in the column 'value'"),
         ('{"arm": "base", "seed": 0, "value": NaN}', MARGIN, "line 1: 'nan' in the column 'value'"),
+        (long_table({"base": ("91%",)}), MARGIN, "Remove the percent sign"),
+        (TABLE, ("--baseline", "BASE", "--margin", "1%"), "did you mean 'base'?"),
         (TABLE, ("--baseline", "base", "--margin", "-1"), "use --better-by 1"),
         (TABLE, ("--baseline", "base", "--margin", "little"), "a number such as 0.05"),
         (TABLE, ("--baseline", "base", "--margin", "nan"), "a number such as 0.05"),

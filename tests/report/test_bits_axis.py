@@ -1,5 +1,9 @@
 """Axes of bits other than `format` in tables, sentences and pictures. tests/search/test_agreement.py has more."""
 
+import yaml
+
+from cpdrun.record import write_text
+
 SCATTER = (-0.001, 0.0, 0.001, 0.0005)
 
 
@@ -39,3 +43,14 @@ def test_without_fp32_the_widest_format_is_the_baseline(new_sweep, report):
 def test_an_axis_of_bits_is_drawn(new_sweep, report, pictures):
     made = report(fill(new_sweep(), {"fp32": 0.98, "e4m3": 0.981, "e3m2": 0.3}), formats=["svg"])
     assert {"accuracy_vs_bits.svg", "evidence_vs_pairs.svg"} <= {file.name for file in made.files}
+
+
+def test_the_baseline_is_named_if_only_its_runs_have_ended(new_sweep, report):
+    sweep = new_sweep()
+    for seed in (0, 1):
+        sweep.add(seed=seed, accuracy=0.9 + seed / 100, recipe="bf16", precision={"input": "e8m7"})
+    manifest = {"runs": [], "overrides": [], "search": {"baseline": {"recipe": "bf16"}, "axis": "recipe"}}
+    write_text(sweep.dir.manifest, yaml.safe_dump(manifest))
+    made = report(sweep)
+    assert made.sentences[-1].startswith("bf16: ") and "The baseline is bf16." in made.notes
+    assert list(made.table["format"]) == ["bf16"]

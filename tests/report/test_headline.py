@@ -34,10 +34,10 @@ def test_a_result_has_its_interval_the_interval_of_its_own_spread_and_its_failur
 
 
 def test_an_open_verdict_says_how_many_more_pairs_it_needs_or_why_not():
-    def shown(more, mean=0.0, deviation=0.01):
+    def shown(more, mean=0.0, deviation=0.01, pairs=3):
         more = None if more is None else PairsRange(*more)
         ends = (-math.inf, math.inf) * 2
-        found = Judgement(Verdict.OPEN, 3, None, mean, *ends, 0.0, 0.0, deviation, more=more)
+        found = Judgement(Verdict.OPEN, pairs, None, mean, *ends, 0.0, 0.0, deviation, more=more)
         return more_text(found, margin=0.01, samples=360)
 
     assert shown((4, 3, 8)) == "about 4 more pairs (3 to 8)"
@@ -46,6 +46,7 @@ def test_an_open_verdict_says_how_many_more_pairs_it_needs_or_why_not():
     assert shown(None, deviation=0.0) == "equal in every pair, so that the spread is unknown"
     noisy = "it would take more than 100 pairs, because the runs are too noisy for this margin"
     assert shown((591, 296, 1182)) == noisy
+    assert shown(None, pairs=30) == noisy
     assert shown((591, 296, 1182), mean=-0.0094) == (
         "the test set of 360 samples cannot decide it, because the mean lies 0.2 samples from the margin"
     )
@@ -87,6 +88,10 @@ def test_a_mean_within_the_margin_may_be_open_and_the_next_command_asks_for_pair
     assert made.sentences[0].endswith("; about 7 more pairs (4 to 14).")
     assert made.next_command == "cpdrun search exp=digits aps=false"
     assert (made.verdicts[0]["more"], made.verdicts[0]["more_range"]) == (7, [4, 14])
+    # A search that has used all seeds would start no run if the same command were typed again.
+    asked = {"search": {"baseline": {"format": "fp32", "aps": False}}, "axes": {"seed": [0, 1, 2]}}
+    write_text(sweep.dir.manifest, yaml.safe_dump(manifest | asked))
+    assert report(sweep).next_command == "cpdrun search exp=digits aps=false search.most_seeds=6"
 
 
 def test_the_pairs_of_wider_open_formats_are_needed_too(new_sweep):

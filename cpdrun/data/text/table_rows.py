@@ -162,7 +162,7 @@ def _append(rows: Rows, name: str, table: pd.DataFrame, text: Sequence[str], lab
         if column not in present:
             raise DataError(
                 f"data.{key}={column}: {name} has no such column{did_you_mean(column, present)}. It has "
-                f"{', '.join(present)}"
+                f"{', '.join(present)}. Name its columns with data.text and data.label"
             )
     rows.sources.append((name, len(table)))
     for column in [*text, *([label] if label else [])]:

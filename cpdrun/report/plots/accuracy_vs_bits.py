@@ -117,13 +117,15 @@ def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
 
 
 def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
-    """Write each mean as a number: above the best point of a slot, below the others."""
+    """Write the height of each point as a number: above the highest point of a slot, below the others."""
     metric = axis.study.metric
     for name in slots:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
-        for rank, group in enumerate(sorted(here, key=lambda group: group.mean, reverse=True)):
+        for rank, group in enumerate(sorted(here, key=axis.y, reverse=True)):
             text = (
-                metric.show(group.mean) + (DIVERGED if group.diverged else "") + seed_mark(axis.study, group)
+                metric.show(axis.y(group) / metric.scale)
+                + (DIVERGED if group.diverged else "")
+                + seed_mark(axis.study, group)
             )
             color = strategy_styles(axis.study)[group.strategy].color
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)

@@ -189,6 +189,14 @@ def checked_margin(table: Table, question: JudgeQuestion) -> float:
     return margin
 
 
+def is_share_margin_for_percentages(table: Table, question: JudgeQuestion) -> bool:
+    """Return whether a margin such as 0.01 was typed for values such as 97.5, which look like percentages."""
+    boundary, values = question.boundary, table.values
+    return (
+        not boundary.is_relative and 0 < boundary.number <= 0.1 and all(1 < value <= 100 for value in values)
+    )
+
+
 def candidates_of(table: Table, question: JudgeQuestion) -> list[str]:
     """Return the names of the arms to judge, in the order of the table.
 

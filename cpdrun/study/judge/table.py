@@ -297,10 +297,12 @@ def _value(cell: Any, line: int, column: str, name: str) -> float | Failure | No
     except ValueError:
         number = math.nan
     if math.isnan(number):
-        raise UserError(
-            f"{name}, line {line}: {text!r} in the column {column!r} is not a number. Write diverged or failed for a "
-            "run without a result, and - for a run that was not made."
+        hint = (
+            "Remove the percent sign from all values."
+            if text.endswith("%")
+            else ("Write diverged or failed for a run without a result, and - for a run that was not made.")
         )
+        raise UserError(f"{name}, line {line}: {text!r} in the column {column!r} is not a number. {hint}")
     return number if math.isfinite(number) else math.nan
 
 
@@ -312,7 +314,7 @@ def _runs(arm: str, runs: list[Run], name: str, has_seeds: bool) -> Runs:
         if seed in lines:
             raise UserError(
                 f"{name}: arm {arm!r} has seed {seed} twice, in lines {lines[seed]} and {line}. Each run needs a seed "
-                "of its own."
+                "of its own. Judge runs of different models or data in separate files."
             )
         lines[seed] = line  # type: ignore[index]
     values = {seed: read for seed, read, _ in runs if not isinstance(read, Failure)}
