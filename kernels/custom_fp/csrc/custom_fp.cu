@@ -111,7 +111,7 @@ CFP_FN u32 word_of(const Words& words, u32 which) {
 // Returns the random bits of the element with an index, from both halves, with the bits that `mask` (Rule::mask) omits
 // set to zero.
 CFP_FN u32 random_of(u64 index, u32 stream, u64 seed, u32 mask) {
-    const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16% 8);
+    const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = word_of(random_words(index / group, lane, stream, 0, seed), place / 2);
     const u32 lower = word_of(second_words(index / group, lane, stream, seed, mask), place / 2);
     return rounding_bits(half_of(upper, place) << 16 | half_of(lower, place), mask);

@@ -16,7 +16,7 @@ constexpr u32 hadamard_stream = 0xffffffffu;  // of the generator; rounding uses
 // Returns 0x80000000 if value j of each block has a negative sign, and else 0. The sign is the value's first random
 // bit.
 CFP_FN u32 hadamard_sign(u64 j, u64 seed) {
-    const u32 lane = static_cast<u32>(j % 16), place = static_cast<u32>(j / 16% 8);
+    const u32 lane = static_cast<u32>(j % 16), place = static_cast<u32>(j / 16 % 8);
     const Words words = random_words(j / group, lane, hadamard_stream, 0, seed);
     const u32 low = place & 2 ? words.w[1] : words.w[0], high = place & 2 ? words.w[3] : words.w[2];
     return half_of(place & 4 ? high : low, place) << 16 & 0x80000000u;

@@ -69,7 +69,7 @@ CFP_FN u32 rounding_bits(u32 random, u32 mask) {
     return (random & bits) | ((unit >> 1) ^ ((unit - 1) & (0u - less)));
 }
 
-// Returns the half of a word that belongs to an element at `place` = i / 16% 8 of its group.
+// Returns the half of a word that belongs to an element at `place` = i / 16 % 8 of its group.
 CFP_FN u32 half_of(u32 word, u32 place) { return place % 2 ? word & 0xffffu : word >> 16; }
 
 }  // namespace custom_fp

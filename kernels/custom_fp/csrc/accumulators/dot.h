@@ -151,7 +151,7 @@ CFP_FN double odd_double(i64 s, int unit) {
 
 // Returns the random bits of the element with an index. Bits that `mask` (Rule::mask) omits are zero.
 CFP_FN u32 bits_of_element(u64 index, u32 stream, u64 seed, u32 mask) {
-    const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16% 8);
+    const u32 lane = static_cast<u32>(index % 16), place = static_cast<u32>(index / 16 % 8);
     const u32 upper = half_of(random_words(index / group, lane, stream, 0, seed).w[place / 2], place);
     const u32 lower = counted(mask) & 0xffffu ? half_of(random_words(index / group, lane, stream, 1, seed).w[place / 2], place) : 0;
     return rounding_bits(upper << 16 | lower, mask);
