@@ -1,6 +1,7 @@
 """Texts about one result: its gap, interval, failed runs and outlook.
 
-The gap is the mean difference to the baseline over all pairs. A pair is one seed run with both configurations.
+The gap is the mean difference from the baseline over all pairs. A pair is two runs with the same seed, one of each
+configuration.
 """
 
 import math

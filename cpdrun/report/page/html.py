@@ -1,4 +1,4 @@
-"""Make report.html: the whole report in one file that needs no network.
+"""Make report.html: the whole report in one file that works offline.
 
 The template page.html.j2 escapes all text, because names and configs come from users. The content security policy
 allows the page's own script only. A page that follows a running sweep may also request updates from its own server.
@@ -184,7 +184,7 @@ def _sections(content: Content, pictures: Mapping[str, str]) -> Iterator[dict[st
     if content.forks is not None:
         found |= {"training": _plain_table("forks", content.forks.title, content.forks.shown)}
     found |= {"why": _plain_table("why", "What each lost", why[1])} if why else {}
-    # Pictures identify a group by its description. The page needs the group's number in the table of means.
+    # Pictures identify a group by its description, but the page needs its number in the table of means.
     groups = {describe_group(study, group): i for i, group in reversed(list(enumerate(study.groups)))}
     drawn = [plot.for_metric(study.metric) for plot in plots.available() if plot.name in pictures]
     for question, title in plots.QUESTIONS.items():

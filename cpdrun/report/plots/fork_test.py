@@ -14,7 +14,7 @@ def draw(study: Study) -> Figure:
     """Draw a panel for each fork test.
 
     Raises:
-        NotDrawnError: No runs start from a checkpoint, or they have no pairs.
+        NotDrawnError: No run starts from a checkpoint, or such runs form no pairs.
     """
     tests = fork_tests(study)[:MOST_PANELS]
     if not tests:

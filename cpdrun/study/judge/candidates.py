@@ -284,7 +284,7 @@ def judge_pairs(
     errors: ErrorProbabilities,
     prior: SpreadPrior,
 ) -> JudgedArm:
-    """Return the verdict on one candidate's pairs. Of the question, only the resolution is used."""
+    """Return the verdict on one candidate's pairs. The only part of the question that is used is its resolution."""
     judgement = judge(
         list(pairs.gaps.values()),
         margin,

@@ -170,8 +170,8 @@ def _is_installed(path: Path, roots: tuple[str, ...]) -> bool:
 def _path_of(data: Any, config: Mapping[str, Any]) -> Path | None:
     """Return the path of the data.
 
-    This is the attribute `path` of the dataset, which may be None. Without this attribute, it is the first of the
-    dataset's settings that is an existing path.
+    This is the dataset's attribute `path`, which may be None. If the dataset has no such attribute, it is the first
+    of its settings that is an existing path.
     """
     if hasattr(data, "path"):
         places = [str(data.path or "")]
