@@ -25,7 +25,7 @@ class SearchDisplay(Display):
     """
 
     def __init__(self, console: Console, axes: Sequence[str], results: Results) -> None:
-        super().__init__(console, axes)
+        super().__init__(console, axes, results.question.settings.metric)
         self._results = results
         self._states = results.states()
         self._candidates = make_table(results, self._states)

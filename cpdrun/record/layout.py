@@ -134,7 +134,8 @@ class RunDir:
     def format_facts(self) -> Path:
         """The name, bits, and exponent bits of the run's format, written when it is launched.
 
-        For a custom format, readers depend on this file, because they never import a module that a record names. Older records do not have it.
+        For a custom format, readers depend on this file, because they never import a module that a record names.
+        Older records do not have it.
         """
         return self.path / "format.json"
 

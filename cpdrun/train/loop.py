@@ -227,7 +227,8 @@ def _restore(
     learner.load_state_dict(state)
     progress = Progress(**state["progress"])
     if workers.rank > 0 and progress.losses_SxN is not None:
-        progress.losses_SxN.zero_()  # The saved losses are those of all workers, and ranks add up their losses, so only rank 0 keeps them.
+        # The saved losses are those of all workers, and ranks add up their losses, so only rank 0 keeps them.
+        progress.losses_SxN.zero_()
     journal.resume(progress.epoch, progress.epoch * steps_per_epoch + progress.step)
     return progress
 

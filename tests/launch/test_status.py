@@ -363,6 +363,8 @@ def test_a_run_that_ends_is_shown_with_the_metric_that_judges_it():
         == told(None, {"test_accuracy": 0.5})
         == "test accuracy 50.0%"
     )
+    asked_for = Result.read({"status": "finished", "metrics": of_text, "judged_by": "test_accuracy"})
+    assert deciding(asked_for, "test_bits_per_byte").text == "test bits per byte 2.044"
 
 
 def test_a_run_that_ends_leaves_a_line_with_its_metric_on_a_terminal(sweep):

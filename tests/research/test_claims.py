@@ -15,6 +15,7 @@ from research.claims.page import describe_verdict, page, tally
 from research.claims.values import FAILED, Values, read_table, read_values, write_values
 
 from cpdrun.config.overrides import flatten
+from cpdrun.study import ReportError
 from cpdrun.sweep import plan
 
 ROOT = Path(__file__).parents[2]
@@ -191,6 +192,18 @@ def test_cells_are_compared_only_if_their_other_axes_are_equal():
     assert all(pair.candidate.keys["world_size"] == pair.baseline.keys["world_size"] for pair in pairs)
     only = claim({"at_least": 0, "where": {"world_size": 64}}).comparisons[0]
     assert len(find_pairs(only, table.values())) == 2
+
+
+def test_a_baseline_that_several_cells_match_is_an_error():
+    """A candidate that names its format leaves open which format of the baseline is meant. It was fp32."""
+    table = Table().fill({"e3m0": 0.0})
+    for seed in range(3):
+        table.add("e3m0", seed=seed, value=0.1)
+    sides = {"candidate": {"format": "e3m0", "aps": True}, "baseline": {"aps": False}, "at_least": 5}
+    with pytest.raises(ReportError, match="several cells match the baseline"):
+        table.judge(sides)
+    same_format = {**sides, "candidate": {"aps": True}, "where": {"format": "e3m0"}}
+    assert table.judge(same_format).findings[0].value == pytest.approx(80, abs=2)
 
 
 def test_a_case_determines_its_format():

@@ -38,12 +38,13 @@ class Deciding:
         return f"{visible(self.metric).replace('_', ' ')} {self.shown}"
 
 
-def deciding(result: Result) -> Deciding | None:
+def deciding(result: Result, metric: str | None = None) -> Deciding | None:
     """Return the metric that judges a result, with its value.
 
-    If the result has no value of this metric, the test accuracy is returned. If it has neither, None is returned.
+    This is `metric` if it is given and has a value, or else the metric that the run names, or else the test accuracy.
+    If none has a value, None is returned.
     """
-    for name in (result.judge, ACCURACY):
+    for name in (metric, result.judge, ACCURACY):
         value = result.metrics.get(name) if name else None
         if name and value is not None:
             return Deciding(name, value, result.measures.get(name) or known_measure(name))

@@ -37,14 +37,16 @@ class Display:
         console: The console to print on.
         axes: The axes of the sweep. If a run's name does not contain its value on an axis, the value is shown
             after the name.
+        metric: The metric to show for each run that ends. With None, it is the metric by which the run is judged.
 
     Attributes:
         held_back: The number of runs that are submitted later. They are included in `total`.
     """
 
-    def __init__(self, console: Console, axes: Sequence[str] = ()) -> None:
+    def __init__(self, console: Console, axes: Sequence[str] = (), metric: str | None = None) -> None:
         self.console = console
         self.axes = list(axes)
+        self.metric = metric
         self.message = ""
         self.held_back = 0
         self._submitted = self._ended = 0
@@ -130,7 +132,7 @@ class Display:
         """
         result = job.run.result()
         if result is not None and outcome.status.has_result:
-            found = deciding(result)
+            found = deciding(result, self.metric)
             return "" if found is None else found.text
         is_repeated = outcome.reason in self._reasons
         self._reasons.add(outcome.reason)

@@ -1,8 +1,8 @@
 """Learners whose workers have separate weights and optimizers: gossip and local steps.
 
 GossipWeights (`cpdrun.comm.gossip.base`): workers average their weights with their neighbors after every step. Test
-metrics are means over the workers, each evaluated on sync.worker_test_samples samples. `NAME_worst` is the metric of the
-worst worker. `NAME_averaged_model` is the metric of the averaged weights on all test data. consensus_distance is
+metrics are means over the workers, each evaluated on sync.worker_test_samples samples. `NAME_worst` is the metric of
+the worst worker. `NAME_averaged_model` is the metric of the averaged weights on all test data. consensus_distance is
 sqrt(mean_i |x_i - x_mean|^2), and bytes_sent_per_worker counts all bytes that a worker has sent.
 
 LocalWeights (`cpdrun.comm.sync.local`): workers take H steps separately between two outer steps. Test metrics are those

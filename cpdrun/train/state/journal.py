@@ -69,7 +69,7 @@ class Journal:
             write_text(self.run.metrics, "".join(json.dumps(row.as_json()) + "\n" for row in rows))
 
     def step_done(self, step: int) -> None:
-        """Record that `step` steps are complete. Once all lost steps are repeated, also record how much work was lost."""
+        """Record that `step` steps are complete and, once all lost steps are repeated, how much work was lost."""
         if self._snapshots is None or (lost := self._snapshots.record_step(step)) is None:
             return
         if (attempt := self.run.last_attempt()) is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from research.claims.claim import Comparison
 from research.claims.values import Values
 
-from cpdrun.study import formats
+from cpdrun.study import ReportError, formats
 from cpdrun.study.axes import BitsAxis, axis_text, axis_title, is_scaling
 from cpdrun.study.collect import CASE, identity
 from cpdrun.study.group import Group
@@ -49,7 +49,13 @@ def _pairs(comparison: Comparison, values: Values) -> Iterator[Pair]:
         for cells in (comparison.candidate, comparison.baseline)
     )
     shared = _shared_axes(comparison, values.axes, [group.keys for group in (*candidates, *baselines)])
-    partners = {_key(group.keys, shared): group for group in reversed(baselines)}
+    partners: dict[tuple[str, ...], Group] = {}
+    for group in baselines:
+        if partners.setdefault(_key(group.keys, shared), group) is not group:
+            raise ReportError(
+                f"{comparison.sweep}: several cells match the baseline {dict(comparison.baseline)}. "
+                "Name the values that both sides have in `where`."
+            )
     varying = [axis for axis in values.axes if len({identity(group.keys[axis]) for group in candidates}) > 1]
     shown = [
         a
