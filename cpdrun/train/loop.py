@@ -22,6 +22,7 @@ from cpdrun.optim.groups import trainable
 from cpdrun.record import Best, Ending, EpochRow, Result
 from cpdrun.record.measure import Measure
 from cpdrun.train.build import Parts
+from cpdrun.train.evaluate import Evaluation
 from cpdrun.train.learners.base import Learner
 from cpdrun.train.preflight.products import step_operations
 from cpdrun.train.ranks import heartbeat
@@ -106,10 +107,10 @@ def train(
 
     if epochs == 0:
         journal.drop_rows_after(-1)
-        evaluation = learner.evaluate()
-        progress.metrics = evaluation.metrics
+        initial = learner.evaluate()
+        progress.metrics = initial.metrics
         journal.epoch_done(EpochRow(epoch=0, metrics={**progress.metrics}), epochs)
-        journal.final_outcomes(evaluation.outcomes)
+        journal.final_outcomes(initial.outcomes)
 
     while progress.epoch < epochs:
         epoch = progress.epoch
@@ -150,7 +151,7 @@ def train(
             ending = Ending.DID_NOT_LEARN
         is_last = ending is not Ending.FINISHED or epoch + 1 == epochs
         progress.metrics = {"train_loss": train_loss}
-        evaluation = None
+        evaluation: Evaluation | None = None
         if is_last or (epoch + 1) % config.get("eval_every", 1) == 0:
             evaluation = learner.evaluate()
             progress.metrics |= evaluation.metrics
