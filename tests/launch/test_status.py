@@ -186,7 +186,7 @@ def test_a_damaged_run_has_its_line_and_does_not_affect_the_others(mixed, damage
     damage(mixed.run("wild"))
     lines = shown(mixed).splitlines()
     assert any(line.startswith("wild ") for line in lines)
-    assert next(line for line in lines if line.startswith("done ")).split()[1:4] == ["done", "1/1", "50.0"]
+    assert next(line for line in lines if line.startswith("done ")).split()[1:4] == ["done", "1/1", "50.0%"]
     json.loads(json_text(asdict(sweep_document(mixed))))
 
 

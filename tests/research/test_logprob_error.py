@@ -45,7 +45,7 @@ def test_fewer_bits_have_larger_errors(
     assert (rows["prompts"] == 8).all() and (rows["tokens"] == 8 * 63).all()
     text = script.as_markdown(rows, "header")
     assert "| cast to fp16 |" in text and "| `nvfp4` |" in text and "1.048%" in text
-    assert re.search(r"\| `bf16` \| [\d.]+ % \([\d.]+ to [\d.]+\) \|  \| ", text), (
+    assert re.search(r"\| `bf16` \| [\d.]+% \([\d.]+ to [\d.]+\) \|  \| ", text), (
         "bf16 has no other 16-bit head"
     )
 
