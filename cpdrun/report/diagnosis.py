@@ -485,4 +485,4 @@ def _row(study: Study, group: Group) -> list[str] | None:
 
 def _name(study: Study, group: Group) -> str:
     varying = [f"{axis_title(key)} {axis_text(group.keys[key])}" for key in study.facet_axes]
-    return ", ".join([f"{group.name} {plain(group.strategy)}", *varying])
+    return ", ".join([plain(group.full_name), *varying])

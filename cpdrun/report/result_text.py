@@ -87,7 +87,7 @@ def describe_group(study: Study, group: Group) -> str:
         for k in ("world_size", *study.axes)
         if (not is_strategy(k) or (k == CASE and group.case is None)) and k != study.bits_axis.key
     ]
-    name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
+    name = group.name if group.is_baseline else group.full_name
     facet += [f"{group.hybrid} in fp32"] if group.hybrid else []
     parts = [study.metric.show(group.mean) + study.metric.unit, count(len(group.values), "seed")]
     if gap := study.against_baseline(group):

@@ -49,8 +49,6 @@ from cpdrun.study.verdicts import MARKS
 
 # The largest number of ladders that are listed one by one.
 MOST_LADDERS = 4
-# The label of the ladder of recipes. It is left out of sentences, because a recipe's name says what it is.
-_OF_RECIPE = f"of {choices.RECIPE}"
 STYLES = {Verdict.CERTIFIED: "green", Verdict.REFUTED: "red", Verdict.OPEN: "yellow"}
 
 
@@ -122,8 +120,7 @@ def describe_candidates(question: Question) -> str:
     for ladder in question.ladders:
         names = ", ".join(format_of(candidate, ladder) for width in ladder.widths for candidate in width)
         listed.append((ladder.label, "the same" if names in (first for _, first in listed[:1]) else names))
-    texts = [names if label in (names, _OF_RECIPE) else f"{label} {names}" for label, names in listed]
-    texts = texts[:MOST_LADDERS]
+    texts = [names if label in ("", names) else f"{label} {names}" for label, names in listed[:MOST_LADDERS]]
     texts += [f"and {len(listed) - MOST_LADDERS} more combinations"] if len(listed) > MOST_LADDERS else []
     candidates = sum(len(width) for ladder in question.ladders for width in ladder.widths)
     return f"{count(candidates, 'candidate')}: {'; '.join(texts)}"
@@ -206,7 +203,7 @@ def _candidate(
 def _named(results: Results, candidate: Candidate, ladder: Ladder) -> str:
     """Return a candidate's full name: "e3m0 (4 bits) with APS at lr 0.1"."""
     name, bits = format_of(candidate, ladder), f"({_bits_text(results, candidate)})"
-    common = "" if name == candidate.label or ladder.label == _OF_RECIPE else f" {ladder.label}"
+    common = "" if name == candidate.label else f" {ladder.label}"
     return f"{name} {bits}{common}{_at(results, candidate.name)}"
 
 

@@ -119,7 +119,7 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 
 def _chosen_text(group: "Group", values: Mapping[str, Any], tune: Tune) -> str:
-    name = group.name if group.is_baseline else f"{group.name} {group.strategy}"
+    name = group.name if group.is_baseline else group.full_name
     at = at_text(values, tune.values, ends=True)
     return f"{plain(name)}{at}" if at else ""
 

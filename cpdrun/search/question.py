@@ -25,7 +25,7 @@ from cpdrun.search.settings import Settings, settings
 from cpdrun.stats.means import FIRST_SEED
 from cpdrun.study import formats
 from cpdrun.study.axes import APS, axis_text, axis_title, last_words
-from cpdrun.study.collect import CASE, FORMAT, SCALING, SEED
+from cpdrun.study.collect import CASE, FORMAT, RECIPE, SCALING, SEED
 from cpdrun.study.planned_axis import PlannedAxis, read_axis, value_text, values_of
 from cpdrun.study.search_results import Cell
 from cpdrun.sweep import Plan, PlannedRun, plan
@@ -172,7 +172,7 @@ def _candidates(
         if axis.key == CASE:
             label = named = ", ".join(filter(None, [str(value), label]))
         else:
-            named = f"{value} {label}"
+            named = " ".join(filter(None, [str(value), label]))
         bits = formats.bits(value)
         assert bits is not None, f"the bits of {value} are unknown"
         found.setdefault(label, []).append((value, Candidate(name, baseline, named, bits)))
@@ -214,11 +214,12 @@ def _point(run: PlannedRun, keys: Sequence[str]) -> str:
 def _label(run: PlannedRun, axis: PlannedAxis) -> str:
     """Return the label of a run's ladder, such as `with APS, workers 8`.
 
-    If the axis of bits is not `format`, the label begins with its name, as in `of weights`.
+    If the axis of bits is a setting such as `precision.weights`, the label begins with its name, as in `of weights`.
+    The names of formats, cases and recipes say what they are.
     """
     scaled = "with APS" if run.config[APS] else "without APS"
     is_of_scaling = axis.key == FORMAT or APS in axis.varies or SCALING in axis.varies
-    words = [f"of {last_words(axis.key)}"] if axis.key not in (FORMAT, CASE) else []
+    words = [f"of {last_words(axis.key)}"] if axis.key not in (FORMAT, CASE, RECIPE) else []
     words += [scaled] if is_of_scaling else []
     for key in axis.varies:
         value = value_text(run, key) if key != APS else None

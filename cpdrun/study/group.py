@@ -226,7 +226,7 @@ class Group:
     @property
     def full_name(self) -> str:
         """The name of the case, or else the format with its scaling, such as `e3m0 with APS`."""
-        return self.strategy if self.case is not None else f"{self.name} {self.strategy}"
+        return self.strategy if self.case is not None else f"{self.name} {self.strategy}".rstrip()
 
     @property
     def aps(self) -> bool:
@@ -237,11 +237,14 @@ class Group:
     def strategy(self) -> str:
         """The label of the group's ladder.
 
-        It is the case's name for a named case, `of WEIGHTS` if the axis of bits rounds other tensors than gradients,
-        and otherwise `with APS` or `without APS`. If scaling rules vary, they follow in parentheses.
+        It is the case's name for a named case, and "" for a recipe, whose name says enough. It is `of WEIGHTS` if the
+        axis of bits rounds other tensors than gradients, and otherwise `with APS` or `without APS`. If scaling rules
+        vary, they follow in parentheses.
         """
         if self.case is not None:
             return plain(str(self.case))
+        if self.axis.key == RECIPE:
+            return ""
         if not self.axis.is_of_gradients:
             return f"of {plain(self.axis.what)}"
         if not self.aps:

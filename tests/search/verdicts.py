@@ -20,6 +20,6 @@ def reported(results):
         for group in facet.groups:
             if judged := study.judged.get(group):
                 facet_label = "" if "format" in facet.keys else facet.label  # the name has the format
-                label = ", ".join(filter(None, [f"{group.name} {group.strategy}", facet_label]))
-                found[label] = figures(judged.verdict, judged.judgement)
+                shared = ", ".join(filter(None, [group.strategy, facet_label]))
+                found[f"{group.name} {shared}".rstrip()] = figures(judged.verdict, judged.judgement)
     return {label: each for label, each in found.items() if each[1]}

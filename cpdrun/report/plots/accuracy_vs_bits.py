@@ -79,7 +79,8 @@ def _slots(names: set[str]) -> dict[str, float]:
 
 def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: float) -> None:
     last = max(slots.values())
-    names_share = (0.1 + _LETTER_IN * max(map(len, facet.strategies))) / (width_in - 0.45)
+    longest = max(map(len, [*facet.strategies, axis.study.baseline_name]))
+    names_share = (0.1 + _LETTER_IN * longest) / (width_in - 0.45)
     left = (0.45 + min(names_share, 0.5) * (last + 0.6)) / (1 - min(names_share, 0.5))
     axis.parts[0].set_xlim(-left, last + 0.6)
     names: list[tuple[float, Style, Sequence[Group]]] = []
@@ -117,7 +118,7 @@ def _x(study: Study, group: Group, slots: dict[str, float]) -> float:
 
 
 def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
-    """Write the height of each point as a number: above the highest point of a slot, below the others."""
+    """Label each point with its height: above it at the highest point of a slot, and below it at the others."""
     metric = axis.study.metric
     for name in slots:
         here = [group for groups in facet.strategies.values() for group in groups if group.format == name]
