@@ -4,17 +4,19 @@
     python scripts/check_references.py digits_bits llama_fp4 # only these
     python scripts/check_references.py digits_bits --pick 3  # another run of it
 
-The code that is checked out trains the run. The runs are stored in results/references-check. A Markdown table shows
-for each run whether its weights are those of values.csv, bit for bit. If not, it shows the metrics of both. Weights can
-differ on another type of processor, because its matrix products add in another order. The exit status is 1 if any
-weights differ.
+The code that is checked out trains the run in a temporary folder. A Markdown table shows whether the run with the same
+settings in values.csv has the same weights, bit for bit. If not, it shows the metrics of both. Weights can differ on
+another type of processor, because its matrix products add in another order. The exit status is 0 if all runs have the
+same weights.
 """
 
 import argparse
 import json
 import random
+import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,9 @@ from research.claims.values import MEASURED, VALUES, Values, read_runs, read_val
 
 from cpdrun.record import SweepDir
 from cpdrun.report import ReportError
+from cpdrun.study.collect import SEED, collect, identity
 
 REFERENCES = Path("results/reference")
-RUNS = Path("results/references-check")
 
 
 class NotComparedError(Exception):
@@ -33,7 +35,7 @@ class NotComparedError(Exception):
 
 
 def planned_runs(part: Part) -> list[list[str]]:
-    """Return the settings of each run of a sweep, or of a search with the seeds of its experiment."""
+    """Return the settings of each run of a sweep. A search is planned as a sweep of its experiment."""
     words = [word for word in part.words if not word.startswith(("search.", "name="))]
     command = [sys.executable, "-m", "cpdrun.cli", "sweep", *words, "--dry-run", "--json"]
     answer = subprocess.run(command, capture_output=True, text=True)
@@ -42,39 +44,52 @@ def planned_runs(part: Part) -> list[list[str]]:
     return [run["overrides"] for run in json.loads(answer.stdout)["runs"]]
 
 
-def train(settings: list[str], name: str) -> dict[str, Any]:
-    """Train one run and return its row of values."""
-    words = [*settings, f"results_dir={RUNS}", f"name={name}"]
-    print(f"$ cpdrun sweep {' '.join(words)}", flush=True)
-    code = subprocess.run([sys.executable, "-m", "cpdrun.cli", "sweep", *words], stdout=subprocess.DEVNULL)
-    values = read_runs(SweepDir(RUNS / name))
-    if code.returncode or values is None:
-        raise NotComparedError(f"the sweep ended with {code.returncode}")
-    return values.rows.to_dict("records")[-1]
+def train(settings: list[str]) -> dict[str, Any]:
+    """Train one run, and return its settings and its row of values."""
+    print(f"$ cpdrun sweep {shlex.join(settings)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "cpdrun.cli",
+            "sweep",
+            *settings,
+            f"results_dir={folder}",
+            "name=check",
+        ]
+        answer = subprocess.run(command, stdout=subprocess.DEVNULL)
+        sweep = SweepDir(Path(folder) / "check")
+        values = read_runs(sweep)
+        if answer.returncode or values is None:
+            raise NotComparedError(f"the run failed (exit status {answer.returncode})")
+        (config,), (row,) = (rows.to_dict("records") for rows in (collect([sweep]), values.rows))
+    return {**config, **row}
 
 
-def compare(row: dict[str, Any], stored: Values) -> str:
-    """Say whether a run is one of the stored ones, or how its metrics differ from the run with the same settings."""
-    rows = stored.rows.to_dict("records")
-    if any(row["weights_sha256"] == other["weights_sha256"] for other in rows):
-        return "equal to the last bit"
-    same = [key for key in (*stored.axes, "seed") if key in row]
-    for other in rows:
-        if all(str(row[key]) == str(other[key]) for key in same):
-            metrics = [key for key in row if key.startswith(MEASURED[0]) and key in other]
-            pairs = [f"{key.split(':')[1]} {row[key]:.6g}, stored {other[key]:.6g}" for key in metrics]
-            return f"different weights: {'; '.join(pairs)}"
+def compare(run: dict[str, Any], stored: Values) -> str:
+    """Return whether the stored run with the same settings has the same weights, or else the metrics of both.
+
+    A sweep stores no value for a setting that does not vary in it, so such a setting is not compared.
+    """
+    keys = (*stored.axes, SEED)
+    for row in stored.rows.to_dict("records"):
+        if all(row[key] is None or identity(row[key]) == identity(run.get(key)) for key in keys):
+            if row["weights_sha256"] == run["weights_sha256"]:
+                return "equal to the last bit"
+            metrics = [key for key in run if key.startswith(MEASURED[0]) and key in row]
+            both = [f"{key.split(':')[1]} {run[key]:.6g}, stored {row[key]:.6g}" for key in metrics]
+            return f"different weights: {'; '.join(both)}"
     return "no stored run has these settings"
 
 
 def check(name: str, parts: list[Part], pick: int) -> tuple[str, str]:
-    """Return the settings of a run of a reference, and the result of the comparison."""
+    """Train a run of a reference, and return its settings and the result of the comparison."""
     stored = read_values(REFERENCES / name)
     if stored is None:
         raise NotComparedError(f"no {REFERENCES / name / VALUES}")
     generator = random.Random(f"{name} {pick}")
     settings = generator.choice(planned_runs(generator.choice(parts)))
-    return " ".join(settings), compare(train(settings, f"{name}-{pick}"), stored)
+    return shlex.join(settings), compare(train(settings), stored)
 
 
 def main() -> int:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cpdrun.cli import main
+from cpdrun.record import SweepDir
+
 PATIENCE_S = 280  # for a script that takes seconds on an idle machine
 SCRIPT = Path(__file__).parents[1] / "scripts" / "references.py"
 TINY = """
@@ -135,18 +138,22 @@ def test_each_reference_has_its_experiments(monkeypatch):
     assert {name for part in parts for name in part.of} <= trained
 
 
-def test_a_run_is_compared_with_the_stored_values(monkeypatch):
-    """A run that was trained again has the weights of a stored run, or other metrics, or settings that no run has."""
+def test_a_run_is_compared_with_the_stored_run_of_the_same_settings(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    from check_references import compare
-    from research.claims.values import read_values
+    from check_references import compare, train
+    from research.claims.values import read_values, write_values
 
-    stored = read_values(SCRIPT.parents[1] / "results" / "reference" / "nvfp4_ingredients")
-    row = stored.rows.to_dict("records")[3]
-    assert compare(row, stored) == "equal to the last bit"
-    other = {**row, "weights_sha256": "0" * 64, "metric:test_loss": 1.25}
-    assert f"test_loss 1.25, stored {row['metric:test_loss']:.6g}" in compare(other, stored)
-    assert compare({**other, "seed": 99}, stored) == "no stored run has these settings"
+    typed = ["exp=digits_bits", "epochs=1", "model.width=2", "aps=false", "seed=0"]
+    axes = ["format=fp32", "sync.order=rank,tree"]  # different settings with equal weights
+    assert main(["sweep", *typed, *axes, f"results_dir={tmp_path}", "name=kept"]) == 0
+    write_values([SweepDir(tmp_path / "kept")], tmp_path / "values.csv")
+    stored = read_values(tmp_path)
+    run = train([*typed, "format=fp32", "sync.order=tree"])
+    assert compare(run, stored) == "equal to the last bit"
+    tree = stored.rows["sync.order"] == "tree"
+    stored.rows.loc[tree, ["weights_sha256", "metric:test_loss"]] = ["0" * 64, 1.25]
+    assert compare(run, stored).startswith("different weights: ") and "stored 1.25" in compare(run, stored)
+    assert compare({**run, "seed": 9}, stored) == "no stored run has these settings"
 
 
 def test_results_are_recorded_with_their_command_and_commit(repository, monkeypatch):

@@ -62,7 +62,7 @@ def data_digest(path: Path) -> str | None:
 
 @cache
 def own_digest() -> str:
-    """Return a digest of the code of cpdrun and custom_fp, because another version of it may compute different bits."""
+    """Return a digest of the code of cpdrun and custom_fp. Results may differ if the code does."""
     digest = hashlib.sha256()
     for package in OWN_PACKAGES:
         spec = find_spec(package)

@@ -195,7 +195,7 @@ def test_cells_are_compared_only_if_their_other_axes_are_equal():
 
 
 def test_a_baseline_that_several_cells_match_is_an_error():
-    """A candidate that names its format leaves open which format of the baseline is meant. It was fp32."""
+    """If only the candidate names its format, the format of the baseline is ambiguous."""
     table = Table().fill({"e3m0": 0.0})
     for seed in range(3):
         table.add("e3m0", seed=seed, value=0.1)

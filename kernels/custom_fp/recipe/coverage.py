@@ -145,7 +145,7 @@ def shares_text(shares: Mapping[str, float]) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share in percent, without hiding a small remainder: 0% and 100% are exact."""
+    """Return a share as a percentage. Only the exact shares 0 and 1 are shown as 0% and 100%."""
     if 0 < share < 0.005 or 0.995 < share < 1:
         return "<1%" if share < 0.5 else ">99%"
     return f"{100 * share:.0f}%"
