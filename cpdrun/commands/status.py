@@ -21,15 +21,26 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from cpdrun.launch.progress.status import StatusDocument, print_status, sweep_document
+    from cpdrun.launch.progress.status import (
+        StatusDocument,
+        print_status,
+        sweep_document,
+        sweep_status,
+        watch_status,
+    )
     from cpdrun.record import find_sweeps
 
     output = arguments.output
     if arguments.watch and arguments.json:
         raise UserError("--json prints one document and --watch keeps printing, so type only one of them")
     sweeps = find_sweeps(arguments.names)
-    output.set_result(StatusDocument([sweep_document(sweep) for sweep in sweeps]))
-    if not output.as_json:
+    if arguments.watch:
         for sweep in sweeps:
-            print_status(output.console, sweep, watch=arguments.watch)
+            watch_status(output.console, sweep)
+        return OK
+    snapshots = [sweep_status(sweep) for sweep in sweeps]
+    output.set_result(StatusDocument([sweep_document(snapshot) for snapshot in snapshots]))
+    if not output.as_json:
+        for snapshot in snapshots:
+            print_status(output.console, snapshot)
     return OK

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpdrun.config.run_states import RunStates
     from cpdrun.launch import LaunchOptions, Session, Summary
     from cpdrun.shell.output import Output
-    from cpdrun.study.seed_power import SeedPower
+    from cpdrun.stats.seed_power import SeedPower
     from cpdrun.sweep import Plan, PlannedRun
 
 WHAT_TO_RUN = (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cpdrun.config.dry_run import SweepDescription
 from cpdrun.launch.summary import Summary
-from cpdrun.study.seed_power import SeedPower
+from cpdrun.stats.seed_power import SeedPower
 
 
 @dataclass

@@ -77,7 +77,7 @@ def test_killed_ranks_change_no_bit(trainer, sweep, tmp_path, monkeypatch):
         assert 0 < lost.seconds == pytest.approx(outcome.lost_seconds, abs=1e-3)
         assert f"rank {number % 2} was killed by SIGKILL after step " in attempt.agent_log.read_text()
         assert "of work lost" in attempt.rank_log(0).read_text()
-        assert run_status(job.run).reason.startswith("restarted 1 time, ")
+        assert run_status(job.run)[0].reason.startswith("restarted 1 time, ")
         calm = make_training_job(SweepDir(tmp_path / "calm" / f"run{number}"), *typed, *sync)
         assert calm.run.name == job.run.name, "elastic is no part of what a run is"
         assert run_rank(str(calm.run.path)) == 0
@@ -117,4 +117,4 @@ def test_after_a_killed_engine_the_run_continues_from_its_checkpoint(job, local)
     assert finish(executor)["one"].status == "finished"
     killed, _ = (attempt.outcome() for attempt in one.run.attempts())
     assert killed.status == "killed" and 0 < killed.lost_seconds < killed.ended - killed.started + 1
-    assert run_status(one.run).state is State.DONE
+    assert run_status(one.run)[0].state is State.DONE

@@ -250,7 +250,7 @@ def test_read_only_results_are_an_error_but_can_be_shown(tmpfs, launcher, sweep)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
     assert err == f"error: cannot write {sweep.run('b').path}: Read-only file system. Nothing was started.\n"
-    assert [(row.name, row.state) for row in sweep_status(sweep)] == [("a", State.DONE)]
+    assert [(row.name, row.state) for row in sweep_status(sweep).rows] == [("a", State.DONE)]
 
 
 def test_a_thousand_pending_runs_fit_in_little_memory(launcher, sweep):

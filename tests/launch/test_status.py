@@ -26,11 +26,13 @@ from cpdrun.launch.progress.display import Display, print_summary
 from cpdrun.launch.progress.status import (
     BestRun,
     RunStatus,
+    Snapshot,
     estimate_seconds,
     print_status,
     run_status,
     sweep_document,
     sweep_status,
+    watch_status,
 )
 from cpdrun.launch.summary import FailedRun, LeftRunning, Summary
 from cpdrun.record import Ending, Outcome, Result, State, SweepDir, cancellation, json_text, write_json
@@ -40,7 +42,11 @@ from cpdrun.sweep import plan
 def shown(sweep, *, watch=False, **options):
     """Return what `cpdrun status` prints on a console with these options."""
     out = io.StringIO()
-    print_status(Console(file=out, **{"width": 140, **options}), sweep, watch=watch)
+    console = Console(file=out, **{"width": 140, **options})
+    if watch:
+        watch_status(console, sweep)
+    else:
+        print_status(console, sweep_status(sweep))
     return out.getvalue()
 
 
@@ -65,7 +71,7 @@ def mixed(ended, sweep):
 
 
 def test_each_state_is_shown_with_its_reason(ended):
-    rows = {row.name: row for row in sweep_status(ended)}
+    rows = {row.name: row for row in sweep_status(ended).rows}
     assert rows["done"].state is State.DONE and rows["done"].test_accuracy == 0.5
     assert rows["failed"].state is State.FAILED
     assert rows["failed"].reason == "ValueError: the weights are sour"
@@ -78,8 +84,8 @@ def test_a_running_run_is_shown_with_its_host_and_time_left(job, local):
     executor = local()
     executor.submit([one])
     executor.poll(0)
-    wait_for(lambda: (run_status(one.run).epoch or 0) >= 3, "three epochs")
-    row = run_status(one.run)
+    wait_for(lambda: (run_status(one.run)[0].epoch or 0) >= 3, "three epochs")
+    row = run_status(one.run)[0]
     assert row.state is State.RUNNING
     assert row.where.startswith(f"{os.uname().nodename}, agent ")
     assert 5 < row.seconds_left < 60
@@ -91,7 +97,7 @@ def test_a_running_run_is_shown_with_its_host_and_time_left(job, local):
 def test_json_and_table_agree(ended):
     text = shown(ended)
     assert "2 done, 1 failed, 1 pending" in text and "the weights are sour" in text
-    rows = asdict(sweep_document(ended))["runs"]
+    rows = asdict(sweep_document(sweep_status(ended)))["runs"]
     assert {row["name"]: row["state"] for row in rows}["failed"] == "failed"
 
 
@@ -116,7 +122,7 @@ def test_a_thousand_pending_runs_are_shown_from_few_files(sweep, opened):
         run.path.mkdir(parents=True)
         run.config.write_text("nproc: 1\n")
     opened.clear()
-    assert len(sweep_status(sweep)) == 1000
+    assert len(sweep_status(sweep).rows) == 1000
     assert len(opened) <= 1001  # the lock of each, and the sweep's own record
     opened.clear()
     shown(sweep)
@@ -187,7 +193,7 @@ def test_a_damaged_run_has_its_line_and_does_not_affect_the_others(mixed, damage
     lines = shown(mixed).splitlines()
     assert any(line.startswith("wild ") for line in lines)
     assert next(line for line in lines if line.startswith("done ")).split()[1:4] == ["done", "1/1", "50.0%"]
-    json.loads(json_text(asdict(sweep_document(mixed))))
+    json.loads(json_text(asdict(sweep_document(sweep_status(mixed)))))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read")
@@ -199,7 +205,7 @@ def test_an_unreadable_run_has_its_line(open_sweep):
     sweep.run("one").path.chmod(0o700)
     os.seteuid(65534)
     try:
-        rows = {row.name: row for row in sweep_status(sweep)}
+        rows = {row.name: row for row in sweep_status(sweep).rows}
     finally:
         os.seteuid(0)
     assert (rows["one"].state, rows["other"].state) == (State.FAILED, State.DONE)
@@ -227,7 +233,7 @@ def test_every_axis_is_a_column(job, sweep):
         "axes: {optim.lr: [0.1, 0.2], format: [e4m3, e5m2], seed: [0], case: [a, b], script.args.depth: [1, 2]}\n"
     )
     values = [("0.1", "8 bits, top-k"), ("0.2", "fp32")]
-    assert [row.axes for row in sweep_document(sweep).runs] == [
+    assert [row.axes for row in sweep_document(sweep_status(sweep)).runs] == [
         {"optim.lr": rate, "format": "e4m3", "case": case, "script.args.depth": "2"} for rate, case in values
     ]
     for options, name in (({"width": 80, "force_terminal": True}, "0000000000"), ({}, names[0])):
@@ -239,7 +245,7 @@ def test_every_axis_is_a_column(job, sweep):
 def test_runs_that_wait_for_the_first_one_are_pending(job, sweep):
     job("one")
     sweep.manifest.write_text("axes: {}\nruns: [one, another]\n")
-    assert [(row.name, row.state) for row in sweep_status(sweep)] == [
+    assert [(row.name, row.state) for row in sweep_status(sweep).rows] == [
         ("another", State.PENDING),
         ("one", State.PENDING),
     ]
@@ -253,16 +259,15 @@ def test_the_best_run_and_the_time_left_are_shown(sweep, monkeypatch):
     for i in range(3, 6):
         sweep.run(f"r{i}").path.mkdir()
     running = RunStatus("r3", State.RUNNING, seconds_left=4.0)
-    found = lambda run, axes=(): running if run.name == "r3" else run_status(run, axes)  # noqa: E731
+    found = lambda run, axes=(): (running, None) if run.name == "r3" else run_status(run, axes)  # noqa: E731
     monkeypatch.setattr(status, "run_status", found)
-    document = sweep_document(sweep)
+    document = sweep_document(sweep_status(sweep))
     assert document.best == BestRun("r1", "test_accuracy", 0.9)
     assert document.seconds_left == 24.0  # 4 s of the running run, then two runs of 10 s
     assert shown(sweep).splitlines()[-1].endswith("best so far 90.0% (r1); about 24.0 s left")
     sweep.manifest.write_text("search: {expected_runs: 9}\n")
-    assert (
-        sweep_document(sweep).seconds_left == 54.0
-    )  # a search is likely to need 9 runs, so five more of 10 s
+    # A search is likely to need 9 runs, so five more of 10 s.
+    assert sweep_document(sweep_status(sweep)).seconds_left == 54.0
 
 
 def test_a_loss_is_best_if_it_is_low_and_a_metric_of_unknown_direction_has_no_best():
@@ -285,7 +290,7 @@ def test_watching_in_a_pipe_prints_a_line_for_each_change(sweep, monkeypatch):
             [RunStatus(name, State.DONE, epoch=2, epochs=2, test_accuracy=0.75)],
         ]
     )
-    monkeypatch.setattr(status, "sweep_status", lambda _: next(seen))
+    monkeypatch.setattr(status, "sweep_status", lambda _: Snapshot(sweep, next(seen), {}))
     monkeypatch.setattr(status, "WATCH_S", 0.0)
     assert shown(sweep, watch=True).splitlines() == [
         "sweep: 1 pending",

@@ -18,9 +18,10 @@ from cpdrun.record import ExampleOutcomes, write_example_outcomes, write_json, w
 from cpdrun.record.measure import ACCURACY, NATS
 from cpdrun.report.sweep_text import seed_power_text
 from cpdrun.stats.evidence import Verdict, judge
+from cpdrun.stats.seed_power import SeedPower
 from cpdrun.study.metric import Metric
 from cpdrun.study.reader import read_study
-from cpdrun.study.seed_power import SeedPower, seed_power
+from cpdrun.study.seed_power import seed_power
 from cpdrun.study.test_set import finite_test_set
 from cpdrun.sweep import plan, write_manifest
 

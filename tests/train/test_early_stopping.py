@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from cpdrun.config.errors import ConfigError
-from cpdrun.launch.progress.status import render, run_status
+from cpdrun.launch.progress.status import Snapshot, render, run_status
 from cpdrun.models.auxiliary import WithAuxiliary
 from cpdrun.record import Ending, read_json
 from cpdrun.sweep import plan
@@ -28,10 +28,10 @@ def test_a_run_that_never_learns_ends_early_with_its_last_metrics(make_run, trai
     done, rows = run.result(), list(run.rows())
     assert (done.status, done.ended_after, [row.epoch for row in rows]) == (Ending.DID_NOT_LEARN, 2, [1, 2])
     assert done.metrics == rows[-1].metrics and done.metrics["test_accuracy"] < 0.2
-    status = run_status(run)
+    status, _ = run_status(run)
     assert status.did_not_learn and (status.epoch, status.epochs) == (2, 5)
     console = Console(file=io.StringIO(), width=150)
-    console.print(render(run.sweep, [status], width=150))
+    console.print(render(Snapshot(run.sweep, [status], {}), width=150))
     assert "did not learn" in console.file.getvalue()
 
 

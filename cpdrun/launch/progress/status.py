@@ -23,6 +23,7 @@ from cpdrun.launch.progress.best_result import ACCURACY, BestResult, deciding, d
 from cpdrun.record import (
     Ending,
     Progress,
+    Result,
     RunDir,
     State,
     SweepDir,
@@ -144,24 +145,72 @@ class StatusDocument:
     sweeps: list[SweepStatus]
 
 
-def run_status(run: RunDir, axes: Sequence[str] = ()) -> RunStatus:
-    """Return the progress of a run.
+@dataclass(frozen=True)
+class Snapshot:
+    """The progress of a sweep at one moment, read from the files of its runs.
+
+    Attributes:
+        sweep: The sweep.
+        rows: The progress of every run, sorted by name. A run that sweep.yaml lists is pending as long
+            as it has no folder.
+        results: The results of the finished runs, keyed by the name of the run.
+    """
+
+    sweep: SweepDir
+    rows: list[RunStatus]
+    results: dict[str, Result]
+
+    @property
+    def counts(self) -> Counter[State]:
+        """The number of runs in each state."""
+        return Counter(row.state for row in self.rows)
+
+    @property
+    def best(self) -> BestResult:
+        """The best result so far, with the name of its run as the label."""
+        best = BestResult()
+        for row in self.rows:
+            if row.state is State.DONE and not row.diverged:
+                best.add(row.name, self.results.get(row.name))
+        return best
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The estimated time in seconds until all runs have ended, if as many runs are active at a time as now.
+
+        If a search has not chosen all its runs yet, the estimate is based on the expected number of runs. If no run is
+        in progress or no run has finished, this is None.
+        """
+        running = [row for row in self.rows if row.state is State.RUNNING]
+        a_run = median_seconds(self.results.values())
+        if not running or a_run is None:
+            return None
+        counts = self.counts
+        expected = read_expected_runs(self.sweep) - counts[State.DONE] - len(running)
+        waiting = max(counts[State.PENDING] + counts[State.PREEMPTED], expected)
+        now = sum(a_run / 2 if row.seconds_left is None else row.seconds_left for row in running)
+        return (now + waiting * a_run) / len(running)
+
+
+def run_status(run: RunDir, axes: Sequence[str] = ()) -> tuple[RunStatus, Result | None]:
+    """Return the progress of a run, and its result if it has finished.
 
     If the record of a run cannot be read or was not written by cpdrun, the run counts as failed, and `reason` explains
     the problem. For a pending run, the function only checks whether four files exist, so it is fast.
     """
     values = values_of(run, axes)
     try:
-        return _run_status(run, values)
+        state = state_of(run)
+        result = run.result() if state is State.DONE else None
+        return _run_status(run, state, result, values), result
     except OSError as error:
         reason = f"cannot be read: {error.strerror}: {error.filename or run.path}"
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         reason = f"cannot be read: {type(error).__name__}: {error}"
-    return RunStatus(run.name, State.FAILED, reason=reason, axes=values)
+    return RunStatus(run.name, State.FAILED, reason=reason, axes=values), None
 
 
-def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
-    state = state_of(run)
+def _run_status(run: RunDir, state: State, result: Result | None, axes: dict[str, str]) -> RunStatus:
     if state is State.PENDING:
         return RunStatus(run.name, state, axes=axes)
     progress = run.progress()
@@ -172,7 +221,6 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
     where = attempt.whereabouts() if attempt else Where()
     known |= {"attempt": attempt and attempt.number, "where": _place(where)}
     if state is State.DONE:
-        result = run.result()
         if result is None:
             known["reason"] = garbage(run)
         else:
@@ -194,46 +242,50 @@ def _run_status(run: RunDir, axes: dict[str, str]) -> RunStatus:
     return RunStatus(run.name, state, **known)
 
 
-def sweep_status(sweep: SweepDir) -> list[RunStatus]:
-    """Return the progress of every run of a sweep, sorted by name.
-
-    If sweep.yaml lists a run that has no folder yet, the run is pending.
-    """
+def sweep_status(sweep: SweepDir) -> Snapshot:
+    """Return the progress of every run of a sweep. The files of each run are read once."""
     axes, listed = axes_and_runs(sweep)
-    rows = [run_status(run, axes) for run in sweep.runs()]
+    rows, results = [], {}
+    for run in sweep.runs():
+        row, result = run_status(run, axes)
+        rows.append(row)
+        if result is not None:
+            results[row.name] = result
     there = {hash_in(row.name) or row.name for row in rows}
     rows += [RunStatus(name, State.PENDING) for name in listed if (hash_in(name) or name) not in there]
-    return sorted(rows, key=lambda row: row.name)
+    return Snapshot(sweep, sorted(rows, key=lambda row: row.name), results)
 
 
-def print_status(console: Console, sweep: SweepDir, *, watch: bool = False) -> None:
-    """Print a table of the runs that are not pending, and the number of runs in each state.
+def print_status(console: Console, snapshot: Snapshot) -> None:
+    """Print a table of the runs that are not pending, and the number of runs in each state."""
+    if not console.is_terminal:  # In a file or pipe, lines may be longer than the console is wide.
+        console = Console(file=console.file, width=max(console.width, 1000), highlight=False)
+    console.print(render(snapshot, width=console.width))
 
-    With `watch`, the table is updated until all runs are done or have failed. If the output is not a terminal, each
-    change is printed as a line instead. Watching also ends if no run has been in progress for IDLE_S seconds and none
-    waits in the queue of a scheduler, because runs are then no longer being launched.
+
+def watch_status(console: Console, sweep: SweepDir) -> None:
+    """Print the progress of a sweep, and update it until all runs are done or have failed.
+
+    If the output is not a terminal, each change is printed as a line instead of updating the table. Watching also ends
+    if no run has been in progress for IDLE_S seconds and none waits in the queue of a scheduler, because runs are then
+    no longer being launched.
     """
-    if not watch:
-        rows = sweep_status(sweep)
-        if not console.is_terminal:  # In a file or pipe, lines may be longer than the console is wide.
-            console = Console(file=console.file, width=max(console.width, 1000), highlight=False)
-        console.print(render(sweep, rows, width=console.width))
-    elif console.is_terminal:
+    if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            for rows in _watched(sweep):
-                table = render(sweep, rows, width=console.width, height=console.height - 4)
+            for snapshot in _watched(sweep):
+                table = render(snapshot, width=console.width, height=console.height - 4)
                 live.update(table, refresh=True)
     else:
         _print_changes(console, sweep)
 
 
-def _watched(sweep: SweepDir) -> Iterator[list[RunStatus]]:
+def _watched(sweep: SweepDir) -> Iterator[Snapshot]:
     """Yield the progress of all runs every WATCH_S seconds until nothing runs any more."""
     ran = time.monotonic()
     while True:
-        rows = sweep_status(sweep)
-        yield rows
-        states = {row.state for row in rows}
+        snapshot = sweep_status(sweep)
+        yield snapshot
+        states = snapshot.counts.keys()
         if states <= {State.DONE, State.FAILED}:
             return
         if State.RUNNING in states or _in_queue(sweep):
@@ -247,15 +299,15 @@ def _print_changes(console: Console, sweep: SweepDir) -> None:
     """Print the number of runs in each state, then a line for each change, and finally the new numbers."""
     before: dict[str, str] | None = None
     shown = ""
-    for rows in _watched(sweep):
+    for snapshot in _watched(sweep):
         if before is None:
-            console.print(Text(shown := _counts_line(sweep, rows)), soft_wrap=True)
+            console.print(Text(shown := _counts_line(snapshot)), soft_wrap=True)
         else:
-            for row in rows:
+            for row in snapshot.rows:
                 if before.get(row.name, State.PENDING) != row.shown_state:
                     console.print(Text(_change_line(row)), soft_wrap=True)
-        before = {row.name: row.shown_state for row in rows}
-    if (line := _counts_line(sweep, rows)) != shown:
+        before = {row.name: row.shown_state for row in snapshot.rows}
+    if (line := _counts_line(snapshot)) != shown:
         console.print(Text(line), soft_wrap=True)
 
 
@@ -273,76 +325,48 @@ def _in_queue(sweep: SweepDir) -> bool:
         return True
 
 
-def sweep_document(sweep: SweepDir) -> SweepStatus:
+def sweep_document(snapshot: Snapshot) -> SweepStatus:
     """Return the progress of a sweep as a part of a JSON document."""
-    rows = sweep_status(sweep)
-    counts = Counter(row.state for row in rows)
-    best = _best(sweep, rows)
+    best = snapshot.best
     result = best.result
     found = None if result is None else BestRun(best.label, result.metric, result.value)
+    counts = snapshot.counts
     states = {str(state): counts[state] for state in State}
-    return SweepStatus(str(sweep.path), states, rows, found, _sweep_seconds_left(sweep, rows))
+    return SweepStatus(str(snapshot.sweep.path), states, snapshot.rows, found, snapshot.seconds_left)
 
 
-def render(sweep: SweepDir, rows: list[RunStatus], width: int = WIDE, height: int | None = None) -> Group:
+def render(snapshot: Snapshot, width: int = WIDE, height: int | None = None) -> Group:
     """Return the table of the runs that are not pending, and a line with the number of runs in each state.
 
     If the names of runs are too long for the width, the first column shows only the hashes, which identify the runs. If
     there is no room for a column of reasons, the reasons are printed below the table.
 
     Args:
-        sweep: The sweep.
-        rows: The progress of its runs.
+        snapshot: The progress of a sweep.
         width: The width of the output.
         height: The maximum number of rows. Runs in progress come first, followed by failed runs.
     """
     order = [State.RUNNING, State.FAILED, State.PREEMPTED, State.DONE]
-    shown = [row for row in rows if row.state in order]
+    shown = [row for row in snapshot.rows if row.state in order]
     shown = sorted(shown, key=lambda row: order.index(row.state))[:height]
     wide = width >= WIDE
     table = _table(shown, [row.name for row in shown], wide=wide)
     if shown and _least_width(table) > width and all(hash_in(row.name) for row in shown):
         table = _table(shown, [hash_in(row.name) for row in shown], wide=wide)
     reasons = [] if wide else [Text(visible(f"{row.name}: {row.reason}")) for row in shown if row.reason]
-    return Group(*([table] if shown else []), *reasons, Text(_counts_line(sweep, rows)))
+    return Group(*([table] if shown else []), *reasons, Text(_counts_line(snapshot)))
 
 
-def _counts_line(sweep: SweepDir, rows: list[RunStatus]) -> str:
+def _counts_line(snapshot: Snapshot) -> str:
     """Return a line with the number of runs in each state, the best result so far, and the time left."""
-    counts = Counter(row.state for row in rows)
+    counts = snapshot.counts
     states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "no runs yet"
-    labels = {row.name: row.label for row in rows}
-    best = _best(sweep, rows)
+    labels = {row.name: row.label for row in snapshot.rows}
+    best = snapshot.best
     best.label = labels.get(best.label, best.label)
-    left = _sweep_seconds_left(sweep, rows)
+    left = snapshot.seconds_left
     parts = [states, best.text, "" if left is None else f"about {duration(left)} left"]
-    return f"{visible(sweep.name)}: {'; '.join(filter(None, parts))}"
-
-
-def _best(sweep: SweepDir, rows: list[RunStatus]) -> BestResult:
-    """Return the best result so far, with the name of its run as the label."""
-    best = BestResult()
-    for row in rows:
-        if row.state is State.DONE and not row.diverged:
-            best.add(row.name, sweep.run(row.name).result())
-    return best
-
-
-def _sweep_seconds_left(sweep: SweepDir, rows: list[RunStatus]) -> float | None:
-    """Estimate the time in seconds until all runs have ended, if as many runs are active at the same time as now.
-
-    If a search has not chosen all its runs yet, the estimate is based on the expected number of runs. If no run is in
-    progress or no run has finished, return None.
-    """
-    running = [row for row in rows if row.state is State.RUNNING]
-    waiting = sum(row.state in (State.PENDING, State.PREEMPTED) for row in rows)
-    done = [sweep.run(row.name) for row in rows if row.state is State.DONE]
-    a_run = estimate_seconds(done, todo=1, slots=1)
-    if not running or a_run is None:
-        return None
-    waiting = max(waiting, read_expected_runs(sweep) - len(done) - len(running))
-    now = sum(a_run / 2 if row.seconds_left is None else row.seconds_left for row in running)
-    return (now + waiting * a_run) / len(running)
+    return f"{visible(snapshot.sweep.name)}: {'; '.join(filter(None, parts))}"
 
 
 def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table:
@@ -367,27 +391,29 @@ def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
     if wide:
         table.add_column("where or why")  # Only this column may wrap, so rich shrinks only this column.
-    for row, name in zip(shown, names, strict=True):
-        table.add_row(
+    rows = [
+        [
             Text(visible(name)),
             *(Text(visible(row.axes.get(key, ""))) for key in axes),
             Text(row.shown_state, STYLES[row.state]),
-            _how_far(row),
-            _metric_text(row),
-            "" if row.attempt is None else str(row.attempt),
-            "" if row.seconds_left is None else duration(row.seconds_left),
-            *([_on_a_line(row.reason or row.where or "")] if wide else []),
-        )
+            Text(_how_far(row)),
+            Text(_metric_text(row)),
+            Text("" if row.attempt is None else str(row.attempt)),
+            Text("" if row.seconds_left is None else duration(row.seconds_left)),
+            *([Text(visible(row.reason or row.where or ""))] if wide else []),
+        ]
+        for row, name in zip(shown, names, strict=True)
+    ]
+    # Each column is one cell with a line per run, because rich lays out few long cells faster than many short ones.
+    newline = Text("\n", no_wrap=True, overflow="ellipsis")
+    if rows:
+        table.add_row(*(newline.join(column) for column in zip(*rows, strict=True)))
     return table
 
 
 def _least_width(table: Table) -> int:
     """Return the smallest width of a table, with all columns as narrow as possible."""
     return sum((column.min_width or 0) + 2 for column in table.columns)
-
-
-def _on_a_line(text: str) -> Text:
-    return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 
 def _how_far(row: RunStatus) -> str:
@@ -424,9 +450,14 @@ def estimate_seconds(runs: Iterable[RunDir], todo: int, slots: int) -> float | N
     Returns:
         The wall time in seconds, or None if no run has finished.
     """
-    results = [result for run in runs if (result := run.result()) is not None]
+    a_run = median_seconds(result for run in runs if (result := run.result()) is not None)
+    return None if a_run is None else a_run * todo / min(slots, max(1, todo))
+
+
+def median_seconds(results: Iterable[Result]) -> float | None:
+    """Return the median duration of runs in seconds. None if no duration is known."""
     seconds = [result.wall_seconds for result in results if result.wall_seconds is not None]
-    return statistics.median(seconds) * todo / min(slots, max(1, todo)) if seconds else None
+    return statistics.median(seconds) if seconds else None
 
 
 def _place(where: Where) -> str | None:
