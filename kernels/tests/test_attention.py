@@ -54,7 +54,11 @@ INDEX = torch.tensor([[0, 1, 2, 3, 4, 0], [1, 1, 3, 0, 2, 4]])
 MASK = torch.tensor([[True, False, True, True, True, False, True]] * 4 + [[False] * 7])
 
 
-MASKS = [{"attn_mask": MASK}, {"attn_mask": torch.linspace(-2, 2, 70).view(2, 1, 5, 7)}]
+MASKS = [
+    {"attn_mask": MASK},
+    {"attn_mask": torch.linspace(-2, 2, 70).view(2, 1, 5, 7)},
+    {"attn_mask": MASK.float().log()},
+]
 
 
 @pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.3}, *MASKS])

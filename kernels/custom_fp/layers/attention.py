@@ -49,17 +49,21 @@ def attend(
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     query_, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
-    if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
-    weights = probabilities(query_, key, attn_mask, scale, scores)
+    weights = probabilities(query_, key, attn_mask, scale, scores, is_causal=is_causal)
     weights = F.dropout(weights, dropout_p) if dropout_p else weights
     return weighted_values(weights, value, values).to(query.dtype)
 
 
 def probabilities(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float, scores: Arithmetic
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    scores: Arithmetic,
+    *,
+    is_causal: bool = False,
 ) -> Tensor:
     """Return the attention weights as float32, of shape (..., L, S).
 
@@ -69,15 +73,23 @@ def probabilities(
         mask: A boolean mask is true for keys that are visible to a query. Any other mask is added to the scores.
         scale: The factor by which the scores are multiplied.
         scores: The arithmetic of the product.
+        is_causal: Whether query i sees keys 0 to i only. There must be no other mask.
     """
     if scores.accumulators:
         score = scores.multiply(Sums(scores), query, key, w_as=_transpose) * scale
     else:
         score = scores.multiply(Matrices(), query, key) * scale
+    if is_causal:
+        visible = torch.ones(score.shape[-2:], dtype=torch.bool, device=score.device).tril()
+        return torch.where(visible, score, -math.inf).softmax(-1)
     if mask is None:
         return score.softmax(-1)
-    score = score.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else score + mask.float()
-    sees_none = (score == -math.inf).all(-1, keepdim=True)
+    if mask.dtype is torch.bool:
+        sees_none = ~mask.any(-1, keepdim=True)
+        hidden = torch.zeros_like(sees_none, dtype=score.dtype).masked_fill(~sees_none, -math.inf)
+        return torch.where(mask, score, hidden).softmax(-1).masked_fill(sees_none, 0.0)
+    score = score + mask.float()
+    sees_none = score.detach().amax(-1, keepdim=True) == -math.inf
     return score.masked_fill(sees_none, 0.0).softmax(-1).masked_fill(sees_none, 0.0)
 
 
