@@ -43,7 +43,7 @@ from cpdrun.shell.terminal import plain_table
 from cpdrun.stats.evidence import Judgement, Verdict
 from cpdrun.stats.ladder import Width
 from cpdrun.study import choices
-from cpdrun.study.axes import axis_text, short_titles
+from cpdrun.study.axes import axis_text, noun_of, short_titles
 from cpdrun.study.formats import mean_text
 from cpdrun.study.verdicts import MARKS
 
@@ -155,6 +155,7 @@ def _answer(results: Results, state: LadderState) -> str:
     return render(
         "search_answer.j2",
         ladder=ladder.label,
+        noun=noun_of(results.question.axis.key),
         case=_named(results, ladder.widths[0][0], ladder) if is_case else "",
         problem=ladder_problem(results, ladder),
         margin_problem=results.margin.problem,

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from cpdrun.study import choices, formats
-from cpdrun.study.collect import CASE, FORMAT, SCALING, config_keys, identity, settles
+from cpdrun.study.collect import CASE, FORMAT, RECIPE, SCALING, config_keys, identity, settles
 from cpdrun.study.formats import Choice
 
 SWEEP = "run:sweep"  # The column with the sweep's name. If a report covers several sweeps, it is an axis.
@@ -51,6 +51,11 @@ def short(name: object, most: int = 14) -> str:
     text = plain(str(name))
     head = most // 2
     return text if len(text) <= most else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
+
+
+def noun_of(key: str) -> str:
+    """Return the noun for a value of an axis of bits: "recipe", "choice" (of another config group) or "format"."""
+    return "recipe" if key == RECIPE else "choice" if key in choices.GROUPS else "format"
 
 
 def axis_title(name: str) -> str:
@@ -140,8 +145,8 @@ class BitsAxis:
 
     @property
     def noun(self) -> str:
-        """The noun for a value of this axis: "choice" or "format"."""
-        return "choice" if self.of_choices else "format"
+        """The noun for a value of this axis: "recipe", "choice" or "format"."""
+        return noun_of(self.key) if self.of_choices else "format"
 
     @property
     def baseline_name(self) -> str:

@@ -43,7 +43,8 @@ def draw(study: Study) -> Figure:
     Raises:
         NotDrawnError: No format other than the baseline has a value.
     """
-    slots = _slots({group.format for group in study.groups if group.values and not group.is_baseline})
+    bits = _bits(study)
+    slots = _slots(bits)
     if not slots:
         raise NotDrawnError("no format other than the baseline has a value of the metric yet")
     facets = [facet for facet in study.facets if facet.strategies]
@@ -51,7 +52,7 @@ def draw(study: Study) -> Figure:
     figure, parts = grid(facets, width_in, 2.6, columns=2 if width_in == COLUMN_IN else 1)
     for part, facet in parts:
         axis = MetricAxis(part, study)
-        _panel(axis, facet, slots, width_in)
+        _panel(axis, facet, slots, bits, width_in)
         title(part, facet, facets)
     caption(
         figure,
@@ -65,19 +66,35 @@ def draw(study: Study) -> Figure:
     return figure
 
 
-def _slots(names: set[str]) -> dict[str, float]:
+Bits = dict[str, float | None]
+
+
+def _bits(study: Study) -> Bits:
+    """Return the bit width of each format, fewest first.
+
+    For a recipe, these are the mean bits of its operands, unless they differ between the groups. Then it is the planned
+    bit width, as in `formats.bits`.
+    """
+    found: dict[str, set[float | None]] = {}
+    for group in study.groups:
+        if group.values and not group.is_baseline:
+            found.setdefault(group.format, set()).add(group.bits)
+    bits = {name: widths.pop() if len(widths) == 1 else formats.bits(name) for name, widths in found.items()}
+    return dict(sorted(bits.items(), key=lambda item: (item[1] is None, item[1] or 0, formats.order(item[0]))))
+
+
+def _slots(bits: Bits) -> dict[str, float]:
     """Return the x coordinate of each format's slot. Widths are further apart than formats."""
     slots: dict[str, float] = {}
     x, last = 0.0, None
-    for name in sorted(names, key=formats.order):
-        bits = formats.bits(name)
+    for name, width in bits.items():
         if slots:
-            x += 1.0 if bits == last else 1.0 + _GAP
-        slots[name], last = x, bits
+            x += 1.0 if width == last else 1.0 + _GAP
+        slots[name], last = x, width
     return slots
 
 
-def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: float) -> None:
+def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], bits: Bits, width_in: float) -> None:
     last = max(slots.values())
     longest = max(map(len, [*facet.strategies, axis.study.baseline_name]))
     names_share = (0.1 + _LETTER_IN * longest) / (width_in - 0.45)
@@ -88,20 +105,20 @@ def _panel(axis: MetricAxis, facet: Facet, slots: dict[str, float], width_in: fl
         axis.band(facet.baseline, (-0.4, last + 0.6))
         names.append((axis.y(facet.baseline), replace(FP32, label=axis.study.baseline_name), ()))
     for name, groups in reversed(facet.strategies.items()):  # Strategies with APS are drawn last, on top.
-        _line(axis, groups, slots)
+        _line(axis, groups, slots, bits)
         names.append((axis.y(groups[0]), strategy_styles(axis.study)[name], groups))
     if len(slots) <= _MOST_SLOTS_UPRIGHT:
         _figures(axis, facet, slots)
     axis.names(-0.5, names)
-    _format_axis(axis.parts[-1], slots)
+    _format_axis(axis.parts[-1], slots, bits)
 
 
-def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float]) -> None:
+def _line(axis: MetricAxis, groups: list[Group], slots: dict[str, float], bits: Bits) -> None:
     study = axis.study
     better = max if study.metric.higher_is_better else min
     best: dict[float | None, Group] = {}
-    for group in groups:
-        size = formats.bits(group.format)
+    for group in sorted(groups, key=lambda group: slots[group.format]):
+        size = bits[group.format]
         best[size] = better(best.get(size, group), group, key=lambda group: group.mean)
     style = strategy_styles(study)[groups[0].strategy]
     for here, there in pairwise(best.values()):
@@ -132,17 +149,17 @@ def _figures(axis: MetricAxis, facet: Facet, slots: dict[str, float]) -> None:
             axis.write(_x(axis.study, group, slots), group, text, color, above=rank == 0)
 
 
-def _format_axis(axes: Axes, slots: dict[str, float]) -> None:
+def _format_axis(axes: Axes, slots: dict[str, float], bits: Bits) -> None:
     """Label each slot with its format, and each group of slots with its bit width."""
     names = [short(name, _MOST_LETTERS) for name in slots]
     crowded = len(slots) > _MOST_SLOTS_UPRIGHT or len(names) * max(map(len, names)) > _MOST_LETTERS_UPRIGHT
     axes.set_xticks(list(slots.values()), names)
     axes.tick_params(axis="x", length=0, pad=2, rotation=90 if crowded else 0)
     below = 4 + max(map(height_pt, axes.get_xticklabels())) if crowded else 13
-    for bits in dict.fromkeys(formats.bits(name) for name in slots):
-        group = [x for name, x in slots.items() if formats.bits(name) == bits]
+    for width in dict.fromkeys(bits.values()):
+        group = [x for name, x in slots.items() if bits[name] == width]
         axes.annotate(
-            "unknown" if bits is None else f"{bits:g}" if crowded else f"{bits:g} bits",
+            "unknown" if width is None else f"{width:.3g}" if crowded else f"{width:.3g} bits",
             ((group[0] + group[-1]) / 2, 0),
             xycoords=("data", "axes fraction"),
             xytext=(0, -below),
