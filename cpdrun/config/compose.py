@@ -260,7 +260,9 @@ class Composer:
             mark = error.context_mark or error.problem_mark
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"
             raise ConfigError(f"{where}: {error.problem or error.context}") from None
-        except AttributeError:  # `hydra: null` removes settings that Hydra reads
+        except AttributeError as error:  # `hydra: null` removes settings that Hydra reads
+            if getattr(error, "name", "") != "_set_flag":
+                raise
             raise ConfigError(
                 "hydra: this section contains Hydra's own settings. Remove it from your yaml file"
             ) from None
