@@ -107,7 +107,7 @@ AFTER_A_SWEEP = {"docs/json.md": "digits_bits", "docs/reading_the_report.md": "d
 NOT_RUN_LINES = """
 git clone | the network
 cpdrun search exp=finetune | tests/train/test_finetuning.py
-docs/pretrained.md: cpdrun report | it follows this search
+docs/own_model.md: cpdrun report | it follows this search
 cpdrun sweep exp=digits_recipes recipe=bf16,mxfp8,nvfp4 epochs=0 init_from= | tests/train/test_init_from.py
 pip  | tests/test_wheel.py
 apt-get  | the network

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from documented_lines import PAGES, snippets
 
+RANKS = 2
 PAGES_WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
 ELSEWHERE = {"docs/api.md"}  # by tests/api/test_calls.py
-WHOLE = {"docs/tutorial.md"}  # needs nothing before it
 ALTERNATIVES = {"README.md", "docs/ddp_hook.md", "docs/recipes.md"}  # each statement has its own model
 MODEL = """
 import torch, cpdrun, custom_fp
@@ -48,10 +48,10 @@ my_cast = lambda x: custom_fp.quantize(x, "e4m3fn", overflow="saturate")
 from pathlib import Path
 Path("theirs.csv").write_text("fmt,bits,seed,acc,loss\\naf4,4.5,0,.9,.3\\nfp32,32,0,.95,.2\\n")
 """,
-    "docs/script_reference.md": f"{MODEL}\nepoch, loss = 1, 0.5\n",
-    "docs/scripts.md": f"""{MODEL}
+    "docs/script_reference.md": f"""{MODEL}
+epoch, loss = 1, 0.5
 batch_of = lambda w: torch.randn(4, 64)
-loss = lambda model, batch: model(batch).square().mean()
+compute_loss = lambda model, batch: model(batch).square().mean()
 """,
     "docs/sharded.md": f"""{MODEL}
 import argparse, cpdrun.comm
@@ -69,10 +69,9 @@ _context = multiprocessing.get_context("forkserver")
 
 @pytest.mark.parametrize("page", [page for page in PAGES_WITH_SNIPPETS if page not in ELSEWHERE])
 def test_the_python_of_a_page_runs(page, tmp_path):
-    ranks = 2 if page in GIVEN else 1
-    said = [tmp_path / f"rank{rank}.log" for rank in range(ranks)]
+    said = [tmp_path / f"rank{rank}.log" for rank in range(RANKS)]
     processes = [
-        _context.Process(target=_execute, args=(page, tmp_path, rank, said[rank])) for rank in range(ranks)
+        _context.Process(target=_execute, args=(page, tmp_path, rank, said[rank])) for rank in range(RANKS)
     ]
     for process in processes:
         process.start()
@@ -80,7 +79,7 @@ def test_the_python_of_a_page_runs(page, tmp_path):
         process.join(600)
         if process.is_alive():
             process.kill()
-    assert [process.exitcode for process in processes] == [0] * ranks, "\n".join(
+    assert [process.exitcode for process in processes] == [0] * RANKS, "\n".join(
         path.read_text()[-2000:] for path in said
     )
 
@@ -94,15 +93,14 @@ def _execute(page: str, folder: Path, rank: int, said: Path) -> None:
     with said.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    if page in GIVEN:
-        store = dist.FileStore(str(folder / "store"), 2)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     for number, code in enumerate(snippets(page)):
         statements = ast.parse(code).body
         parts = [[each] for each in statements] if page in ALTERNATIVES else [statements]
         names = {"__name__": "snippet"}
         for part in parts:
-            exec(compile(GIVEN.get(page, ""), "given", "exec"), names)
+            exec(compile(GIVEN[page], "given", "exec"), names)
             exec(compile(ast.Module(part, []), f"{page}, block {number}", "exec"), names)
             exec(compile(BEHIND, "behind", "exec"), names)
     sys.stdout.flush()
@@ -110,4 +108,4 @@ def _execute(page: str, folder: Path, rank: int, said: Path) -> None:
 
 
 def test_every_page_with_python_is_executed():
-    assert sorted(PAGES_WITH_SNIPPETS) == sorted({*GIVEN, *ELSEWHERE, *WHOLE})
+    assert sorted(PAGES_WITH_SNIPPETS) == sorted({*GIVEN, *ELSEWHERE})
