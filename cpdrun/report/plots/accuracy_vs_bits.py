@@ -80,7 +80,9 @@ def _bits(study: Study) -> Bits:
         if group.values and not group.is_baseline:
             found.setdefault(group.format, set()).add(group.bits)
     bits = {name: widths.pop() if len(widths) == 1 else formats.bits(name) for name, widths in found.items()}
-    return dict(sorted(bits.items(), key=lambda item: (item[1] is None, item[1] or 0, formats.order(item[0]))))
+    return dict(
+        sorted(bits.items(), key=lambda item: (item[1] is None, item[1] or 0, formats.order(item[0])))
+    )
 
 
 def _slots(bits: Bits) -> dict[str, float]:

@@ -16,6 +16,7 @@ Shapes: B batch, H heads, L queries, S keys, E elements of a head.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,12 +77,12 @@ def probabilities(
         is_causal: Whether query i sees keys 0 to i only. There must be no other mask.
     """
     if scores.accumulators:
-        score = scores.multiply(Sums(scores), query, key, w_as=_transpose) * scale
+        score = scores.multiply(Sums(scores), query, key, w_as=_transpose)
     else:
-        score = scores.multiply(Matrices(), query, key) * scale
+        score = scores.multiply(Matrices(), query, key)
     if is_causal:
-        visible = torch.ones(score.shape[-2:], dtype=torch.bool, device=score.device).tril()
-        return torch.where(visible, score, -math.inf).softmax(-1)
+        return CausalSoftmax.apply(score, scale)
+    score = score * scale
     if mask is None:
         return score.softmax(-1)
     if mask.dtype is torch.bool:
@@ -91,6 +92,31 @@ def probabilities(
     score = score + mask.float()
     sees_none = score.detach().amax(-1, keepdim=True) == -math.inf
     return score.masked_fill(sees_none, 0.0).softmax(-1).masked_fill(sees_none, 0.0)
+
+
+class CausalSoftmax(torch.autograd.Function):
+    """The softmax of scaled scores (..., L, S), in which query i sees keys 0 to i only.
+
+    It gives the same bits as the separate operations, but makes half as many passes over the scores.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(score: Tensor, scale: float) -> Tensor:
+        hidden = torch.ones(score.shape[-2:], dtype=torch.bool, device=score.device).triu(1)
+        return (score * scale).masked_fill_(hidden, -math.inf).softmax(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.scale = inputs[1]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        (weights,) = ctx.saved_tensors
+        # Hidden keys have weight 0, and so their gradients are 0.
+        return torch._softmax_backward_data(grad, weights, -1, weights.dtype) * ctx.scale, None
 
 
 def weighted_values(weights: Tensor, value: Tensor, values: Arithmetic) -> Tensor:
