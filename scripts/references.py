@@ -44,24 +44,19 @@ class NotMadeError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """One sweep or search of a reference, with its arguments and the files to keep of its report.
-
-    A part with `of` trains nothing. It is a report on several sweeps, which are parts of other references.
-    """
+    """One sweep or search of a reference, with its arguments and the files to keep of its report."""
 
     command: str
     words: list[str]
     report: list[str]
     keep: dict[str, str]
     calibrate: list[str]
-    of: list[str]
 
     @property
-    def sweeps(self) -> list[str]:
-        if self.of:
-            return self.of
+    def sweep(self) -> str:
+        """The name of the sweep."""
         named = dict(word.split("=", 1) for word in self.words if word.startswith(("exp=", "name=")))
-        return [named.get("name", named["exp"])]
+        return named.get("name", named["exp"])
 
 
 def read_parts(path: Path) -> dict[str, list[Part]]:
@@ -77,11 +72,10 @@ def _part(name: str, about: Mapping[str, Any]) -> Part:
     command = "search" if "search" in about else "sweep"
     return Part(
         command=command,
-        words=[] if "of" in about else list(about.get(command, [f"exp={name}"])),
+        words=list(about.get(command, [f"exp={name}"])),
         report=list(about.get("report", [])),
         keep=dict(keep) if isinstance(keep, Mapping) else {file: file for file in keep},
         calibrate=list(about.get("calibrate", [])),
-        of=list(about.get("of", [])),
     )
 
 
@@ -117,11 +111,9 @@ class Maker:
         folder.mkdir(parents=True)
         typed = []
         for part in parts:
-            trained = [] if part.of else [self._train(part), *self._calibrate(part)]
-            typed += [*trained, self._report(part, folder)]
-        sweeps = [SweepDir(self.work / name) for part in parts for name in part.sweeps]
-        if any(not part.of for part in parts):
-            write_values(sweeps, folder / VALUES)
+            typed += [self._train(part), *self._calibrate(part), self._report(part, folder)]
+        sweeps = [SweepDir(self.work / part.sweep) for part in parts]
+        write_values(sweeps, folder / VALUES)
         self._check_code(sweeps)
         files = sorted(path.name for path in folder.iterdir())
         write_text(folder / MADE_BY, self._made_by(typed, sweeps, [*files, MADE_BY]))
@@ -132,22 +124,22 @@ class Maker:
     def _calibrate(self, part: Part) -> list[str]:
         if not part.calibrate:
             return []
-        if SweepDir(self.work / part.sweeps[0]).calibration.exists():
+        if SweepDir(self.work / part.sweep).calibration.exists():
             return [shlex.join(["cpdrun", "doctor", "--calibrate", *part.calibrate])]
         return [self._cpdrun("doctor", ["--calibrate", *part.calibrate, *self.config_dir])]
 
     def _report(self, part: Part, folder: Path) -> str:
-        typed = self._cpdrun("report", [*part.sweeps, *part.report])
+        typed = self._cpdrun("report", [part.sweep, *part.report])
         found = {file: self._written(part, file) for file in part.keep}
         if missing := [file for file, path in found.items() if path is None]:
-            raise NotMadeError(f"the report on {', '.join(part.sweeps)} wrote no {', '.join(missing)}")
+            raise NotMadeError(f"the report on {part.sweep} wrote no {', '.join(missing)}")
         for file, name in part.keep.items():
             shutil.copyfile(found[file], folder / name)
         return typed
 
     def _written(self, part: Part, file: str) -> Path | None:
         """Return the path of a file of the report. Files of a metric other than the default are in a subfolder."""
-        report = SweepDir(self.work / "+".join(part.sweeps)).report
+        report = SweepDir(self.work / part.sweep).report
         metric = part.report[part.report.index("--metric") + 1] if "--metric" in part.report else ""
         return next((path for path in (report / metric / file, report / file) if path.is_file()), None)
 

@@ -12,6 +12,7 @@ from research.claims.cells import find_pairs, matches
 from research.claims.claim import Claim, Comparison, Paper, read_claims
 from research.claims.judgement import ClaimVerdict, Judgement, judge
 from research.claims.page import describe_verdict, page, tally
+from research.claims.tables import paper_tables
 from research.claims.values import FAILED, Values, read_table, read_values, write_values
 
 from cpdrun.config.overrides import flatten
@@ -265,6 +266,23 @@ def test_the_stored_page_is_up_to_date():
         for item in read_claims()
     ]
     assert (STORED / "claims.md").read_text() == page(judgements, 0.95), "run `make claims`"
+    tables = paper_tables(lambda sweep: read_values(STORED / sweep))
+    assert (STORED / "paper_tables.md").read_text() == tables, "run `make claims`"
+
+
+def test_a_paper_table_has_a_row_for_each_format_and_says_what_failed(tmp_path, monkeypatch):
+    table = Table().fill({"e4m3": -0.01}, seeds=3)
+    table.add("e4m3", aps=True, seed=3, value=0.1, diverged=True)
+    (tmp_path / "tables.yaml").write_text(
+        "- title: A paper\n  rows: [format, aps]\n  columns:\n"
+        "    - {title: digits, values: digits_bits, where: {world_size: 8}}\n    - {title: other, values: other}\n"
+    )
+    monkeypatch.setattr("research.claims.tables.TABLES", tmp_path / "tables.yaml")
+    lines = paper_tables({"digits_bits": table.values(), "other": None}.get).splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    assert rows[0] == "| format | APS | digits | other |"
+    assert re.fullmatch(r"\| fp32 \| no \| 90\.\d ± \d\.\d \(3\) \|  \|", rows[2])
+    assert re.fullmatch(r"\| e4m3 \| yes \| 69\.\d ± 39\.\d \(4, 1 failed\) \|  \|", rows[3])
 
 
 COMPARISONS = [comparison for item in read_claims() for comparison in item.comparisons]

@@ -1,4 +1,4 @@
-"""Judge all claims from the stored values and write the page of claims.
+"""Judge all claims from the stored values, and write the pages of claims and of the papers' tables.
 
 PYTHONPATH=scripts python -m research.claims
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from research.claims.claim import read_claims
 from research.claims.judgement import judge
 from research.claims.page import count_verdicts, page
+from research.claims.tables import paper_tables
 from research.claims.values import Values, read_table, read_values
 
 from cpdrun.record import write_text
@@ -21,7 +22,11 @@ def main() -> None:
     parser.add_argument(
         "--values", type=Path, default=folder, help="folder of stored values (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, help="the page (default: claims.md in that folder)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the page of claims (default: claims.md in that folder); paper_tables.md is written beside it",
+    )
     parser.add_argument(
         "--confidence", type=float, default=0.95, help="of each verdict (default: %(default)s)"
     )
@@ -39,6 +44,7 @@ def main() -> None:
     ]
     out = arguments.out or arguments.values / "claims.md"
     write_text(out, page(judgements, arguments.confidence))
+    write_text(out.with_name("paper_tables.md"), paper_tables(stored))
     print(f"{count_verdicts(judgements)}. Every comparison is in {out}.")
 
 
