@@ -25,7 +25,7 @@ exchanged if x does not require a gradient, as in the first layer.
 `GatherBatch` and `ReplicatedWeight` connect layers that are split by samples with layers that are split by weights (see
 `models/parallel/parallel_convnet.py`).
 
-Legend: B samples, I inputs, O outputs, F features, M workers.
+Shapes: B samples, I inputs, O outputs, F features, M workers.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,10 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     judge.add_argument(
         "--confidence", type=_percent, metavar="PERCENT", help="how certain a verdict must be; default: 95"
     )
-    session = "a file that keeps account of ideas, so that on average at most 5%% of the kept ones are false"
+    session = (
+        "a file that keeps a record of every idea, so that on average at most 5%% of the kept ones are false "
+        "discoveries"
+    )
     judge.add_argument("--session", metavar="FILE", help=session)
     planned = "how many ideas the session is planned for; default: 100. The first call fixes it"
     judge.add_argument("--ideas", type=positive, metavar="N", help=planned)

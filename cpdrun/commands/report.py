@@ -39,7 +39,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     margin = (
         "the margin: how much worse than the baseline is still good enough. A number is in the metric's unit "
         "(percentage points for accuracy); a percentage such as 2%% refers to the baseline's value or improvement "
-        "(default: the margin of the search, else 0.5 points for shares such as accuracy, else 2%%)"
+        "(default: the margin of the search, else 0.5 percentage points for accuracies and other metrics between "
+        "0 and 1, else 2%%)"
     )
     report.add_argument("--tol", metavar="T", help=margin)
     against = "the settings of the runs to compare with, such as format=bf16 or precision.activations=fp32"

@@ -61,7 +61,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
         listed(question.directory)
     console, rounds = arguments.output.console, list[Round]()
     while question is not None:
-        to_run = _show_question(question, rounds, arguments)
+        to_run = _show_round(question, rounds, arguments)
         if arguments.dry_run:
             return OK
         code = _launch(session, question, to_run, options, arguments)
@@ -81,10 +81,10 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
     return code
 
 
-def _show_question(
+def _show_round(
     question: "ScreenQuestion", rounds: "list[Round]", arguments: argparse.Namespace
 ) -> "list[PlannedRun]":
-    """Print the factors of a round, and return the runs that are not done."""
+    """Print what a round of the screen varies and how many of its runs are done, and return the other runs."""
     from cpdrun.config.run_states import run_states
     from cpdrun.record import State
     from cpdrun.report.allocation_text import ScreenDocument, describe_round

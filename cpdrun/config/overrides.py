@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
-# The section with the settings that a recipe leaves open.
+# The section with the settings that a recipe leaves to the user.
 INGREDIENTS = "ingredients"
 RESULTS_DIR = "results_dir="
 # The maximum number of values of an axis, and of runs of a sweep. Reading a longer range would take minutes.

@@ -223,9 +223,9 @@ def _require_known(t: Typed, base: Mapping[str, Any], groups: Mapping[str, list[
     if section == INGREDIENTS:
         own = ", ".join(base.get(INGREDIENTS) or ())
         near = (
-            f"{near}: the recipe leaves open {own}"
+            f"{near}: the ingredients of the recipe are {own}"
             if own
-            else ": no recipe is chosen that leaves any open, as nvfp4 does"
+            else ": the chosen recipes have no ingredients. Choose a recipe that has some, such as nvfp4"
         )
     elif not near and section in groups and "." in t.key:
         near = f"; type +{t.text} to pass it to your own class"
@@ -297,7 +297,7 @@ def _axes(block: Any, typed: list[Typed], cases: Mapping[str, Case]) -> tuple[Ax
 
 
 def _choose_cases(axes: Axes, t: Typed, cases: Mapping[str, Case]) -> None:
-    """Restrict the axis `case` to the typed cases. A single case forms an axis, too."""
+    """Restrict the axis `case` to the cases given on the command line. A single case forms an axis, too."""
     names = [value if isinstance(value, str) else typed_form(value) for value in t.values]
     for name in names:
         if name not in cases:

@@ -4,7 +4,7 @@ A recipe is a named precision. custom_fp/conf/recipe contains one recipe per fil
 and further settings such as a loss scale. In a resolved config, the section `precision` contains the keys of the
 recipe, and `recipe` contains its name, so the run is the same as if the keys had been typed one by one. A recipe
 replaces the section `precision`, which must otherwise have its default values. The section `ingredients` contains the
-settings that a recipe leaves open. The rules of the recipe refer to them, as in ${ingredients.format}.
+settings that a recipe leaves to the user. Its rules refer to them, as in ${ingredients.format}.
 
 The group `scaling` selects how gradients are scaled: none, aps, aps_delayed, or the user's own rule. `aps=true` selects
 the chosen rule, or scaling=aps if no rule is chosen. `aps=false` always means scaling=none. A resolved config contains

@@ -20,7 +20,7 @@ segment t while the previous stage works on segment t + LAG:
 All workers do the same work at the same time, so simulating one worker's clock suffices. The loop mirrors `_pipeline`
 in cpdrun.comm's exchange, but adds up times instead of doing the work.
 
-Legend: N workers, n values, k bits per value, b = n k/8 bytes, alpha the latency and overhead of a message in seconds,
+Symbols: N workers, n values, k bits per value, b = n k/8 bytes, alpha the latency and overhead of a message in seconds,
 beta the seconds per byte, T segments.
 """
 

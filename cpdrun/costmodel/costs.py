@@ -86,12 +86,12 @@ def bit_operations(group: Group) -> float:
 
 
 def coverage(group: Group) -> float:
-    """Return the share of the multiply-accumulates with a rounded operand or sum, or NaN if this was not recorded."""
+    """Return the share of the multiply-accumulates with a rounded input or sum, or NaN if this was not recorded."""
     return rounded_share(group.products)
 
 
 def rounded_share(products: dict[str, Any] | None) -> float:
-    """Return the share of a step's recorded multiply-accumulates with a rounded operand or sum, or NaN if unknown."""
+    """Return the share of a step's recorded multiply-accumulates with a rounded input or sum, or NaN if unknown."""
     found = kinds(products)
     total = sum(macs for *_, macs in found)
     return sum(macs for *kind, macs in found if set(kind) != {"fp32"}) / total if total else math.nan

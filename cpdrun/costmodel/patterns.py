@@ -17,8 +17,8 @@ All patterns assume:
 - The exchange does not overlap with the forward or backward pass.
 - With an exchange every H steps, each step takes 1/H of its time.
 
-Legend: N workers, n values, k bits per value, D neighbors, S bytes that a worker sends per exchange, alpha latency_s, o
-message_s, beta seconds per byte.
+Symbols: N workers, n values, k bits per value, D neighbors, S bytes that a worker sends per exchange, alpha latency_s,
+o message_s, beta seconds per byte.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 The docstring of cpdrun/tasks/__init__.py describes everything that a dataset may provide.
 
-Legend: B samples per batch, N samples of a dataset, C channels, H x W pixels.
+Shapes: B samples per batch, N samples of a dataset, C channels, H x W pixels.
 """
 
 from collections.abc import Callable, Mapping, Sequence

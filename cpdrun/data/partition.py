@@ -13,7 +13,7 @@ Dirichlet  Each class is divided in proportions drawn from Dirichlet(alpha) (Hsu
 
 Data without classes, such as text, is treated as STRETCHES classes, which are equal consecutive parts of the samples.
 
-Legend: N workers, B samples per worker, S steps per epoch, n samples.
+Shapes: N workers, B samples per worker, S steps per epoch, n samples.
 """
 
 from abc import ABC, abstractmethod

@@ -1,6 +1,6 @@
 """A small GPT: a pre-norm decoder with learned positions and tied embeddings (Radford et al. 2019, GPT-2).
 
-Legend: B texts per batch, T positions, D channels, H heads of d channels, V symbols (256 for bytes).
+Shapes: B texts per batch, T positions, D channels, H heads of d channels, V symbols (256 for bytes).
 """
 
 import torch

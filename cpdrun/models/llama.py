@@ -10,7 +10,7 @@ This is a permutation of the paper's order. SwiGLU, Shazeer (arXiv 2002.05202).
 A difference from Llama: the output layer may share the weights of the embedding (Press and Wolf, arXiv 1608.05859),
 which would otherwise be a large part of so small a model.
 
-Legend: B texts per batch, T positions, D channels, H heads of d channels, V tokens of the vocabulary.
+Shapes: B texts per batch, T positions, D channels, H heads of d channels, V tokens of the vocabulary.
 """
 
 import math

@@ -7,7 +7,7 @@ Source: Mixtral, Jiang et al. (arXiv 2401.04088, section 2.1). The weights of al
 sorted by expert, so that one grouped matrix product computes a layer of all experts. Unlike in Mixtral, no auxiliary
 loss balances the load of the experts.
 
-Legend: B texts per batch, T positions, S = B T tokens, D channels, E experts, K experts per token, R = S K rows (one
+Shapes: B texts per batch, T positions, S = B T tokens, D channels, E experts, K experts per token, R = S K rows (one
 for each pair of a token and its expert), F hidden channels of an expert.
 """
 

@@ -33,7 +33,7 @@ class ScreenDocument(ScreenResult):
 
 
 def describe_round(question: ScreenQuestion) -> list[str]:
-    """Describe the factors and the number of runs of a round.
+    """Describe what a round of the screen varies, and in how many runs.
 
     The first round also lists the layers of each group.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def margin_text(margin: Margin, metric: Metric) -> str:
-    """Return the margin with its origin: "0.5 points (the default for shares)".
+    """Return the margin with its origin: "0.5 points (the default)".
 
     Return only the origin if the margin is not known yet.
     """

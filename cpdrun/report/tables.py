@@ -100,7 +100,7 @@ def details(study: Study) -> pd.DataFrame:
     runs_failed: The runs that failed, diverged or did not learn. `at_most_fail` is the upper confidence limit of the
     failure rate as a share.
 
-    coverage: The share of the multiply-accumulates of a step that have a rounded operand or sum.
+    coverage: The share of the multiply-accumulates of a step that have a rounded input or sum.
 
     The other columns are the longest chain of rounded additions, bytes sent and kept, seconds, and the counts of
     `cpdrun.costmodel.costs`.

@@ -18,7 +18,7 @@ never falls. A later success lowers the evidence that other ideas need, so an ea
 
 If an idea is judged again with more pairs, its new e-value replaces the old one, until the idea is kept. Each e-value
 is therefore the evidence at a stopping time, whose mean is at most 1 if the decision to stop depends only on the
-evidence. The largest e-value over time would not be valid.
+evidence. The largest of the e-values that an idea has had so far is not a valid e-value.
 """
 
 import math

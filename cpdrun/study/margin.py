@@ -1,9 +1,9 @@
 """Choose the margin: how much worse than the baseline is still good enough.
 
-A margin is a number in the metric's unit (points for shares), or a percentage. A percentage refers to the baseline's
-final value, or to its improvement over the untrained model, whichever is smaller. The final value alone would allow too
-much for losses with a large constant part. The improvement alone would allow too much for perplexities that start far
-above their final value.
+A margin is a number in the metric's unit, or a percentage. The unit of shares, which are metrics between 0 and 1 such
+as accuracy, is the percentage point. A percentage refers to the baseline's final value, or to its improvement over the
+untrained model, whichever is smaller. The final value alone would allow too much for losses with a large constant part.
+The improvement alone would allow too much for perplexities that start far above their final value.
 
 The untrained model is one that guesses if the number of classes is known. Otherwise, its value is the first logged one.
 """
@@ -19,7 +19,7 @@ from cpdrun.study.metric import Metric, guess
 from cpdrun.study.records import checkpoint_of
 
 DEFAULT = "2%"  # This is the default margin for metrics that are not shares.
-DEFAULT_POINTS = 0.5  # This is the default margin for shares, in points.
+DEFAULT_POINTS = 0.5  # This is the default margin for shares, in percentage points.
 # A margin above this share of the baseline's improvement would let a format pass that hardly learned.
 LARGEST_SHARE = 0.5
 
@@ -74,7 +74,7 @@ class Margin:
     Attributes:
         shown: The margin in the unit in which the metric is shown. NaN if it is unknown or invalid; nothing is
             certified then.
-        origin: The source of the margin for parentheses, such as "typed" or "the default for shares".
+        origin: The source of the margin for parentheses, such as "typed" or "the default".
         problem: Why the margin is invalid and what to type instead. None if it is valid.
     """
 
@@ -101,7 +101,7 @@ def choose_margin(
     is_default = asked is None
     if asked is None:
         asked = DEFAULT_POINTS if metric.is_fraction else DEFAULT
-        asked_by = "the default for shares" if metric.is_fraction else "the default"
+        asked_by = "the default"
     if not courses:
         return _before_a_run(asked, asked_by, baseline)
     found = [_margin(asked, asked_by, is_default, metric, course, baseline) for course in courses]

@@ -3,7 +3,7 @@
 A batch is (inputs, targets), or a mapping whose entries are the keyword arguments of the model, with the targets under
 the key `labels`, as in Hugging Face's libraries. Inputs and targets are tensors, or tuples, lists and dicts of tensors.
 
-Legend: B samples per batch.
+Shapes: B samples per batch.
 """
 
 from abc import ABC, abstractmethod

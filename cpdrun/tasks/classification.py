@@ -1,6 +1,6 @@
 """Classification of samples, or of each element of a sample, with cross-entropy and accuracy.
 
-Legend: B samples, K classes. Logits are (B, K, ...) and targets are int64 (B, ...). Elements whose target is IGNORED do
+Shapes: B samples, K classes. Logits are (B, K, ...) and targets are int64 (B, ...). Elements whose target is IGNORED do
 not count.
 """
 

@@ -4,7 +4,7 @@ If a batch is (tokens, next tokens), the targets are the next tokens (B, T). If 
 Face's libraries, `labels` are the tokens themselves, which this task shifts by one position. The logits are (B, V, T),
 or (B, T, V) if the model's output has them as `logits`, as in the library transformers.
 
-Legend: B texts, T positions, V tokens of the vocabulary.
+Shapes: B texts, T positions, V tokens of the vocabulary.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Regression with the squared error, averaged over all elements.
 
-Legend: B samples. Outputs and targets are floats (B, ...).
+Shapes: B samples. Outputs and targets are floats (B, ...).
 """
 
 from collections.abc import Mapping

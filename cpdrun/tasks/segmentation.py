@@ -1,6 +1,6 @@
 """Segmentation: a class for every pixel, judged by mean intersection over union (Everingham et al. 2010, PASCAL VOC).
 
-Legend: B images, K classes. Logits are (B, K, H, W) and targets are int64 (B, H, W).
+Shapes: B images, K classes. Logits are (B, K, H, W) and targets are int64 (B, H, W).
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ The learner of the run (`cpdrun.train.learners`) defines what one step is.
 The result depends only on the config. With emulation=exact or chunked, it has the same bits for any split of the N
 workers over processes.
 
-Legend: N workers, B samples per worker and step, S steps per epoch, W workers of this rank.
+Shapes: N workers, B samples per worker and step, S steps per epoch, W workers of this rank.
 """
 
 import math

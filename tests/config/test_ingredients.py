@@ -72,13 +72,13 @@ def test_a_case_may_change_an_ingredient_of_its_recipe(experiment):
     [
         (
             ["recipe=nvfp4", "ingredients.roundin=x"],
-            "(did you mean 'ingredients.rounding'?): the recipe leaves open format",
+            "(did you mean 'ingredients.rounding'?): the ingredients of the recipe are format",
         ),
         (
             ["recipe=bf16", "ingredients.rounding=x"],
-            "no recipe is chosen that leaves any open, as nvfp4 does",
+            "the chosen recipes have no ingredients. Choose a recipe that has some, such as nvfp4",
         ),
-        (["recipe=bf16,nvfp4", "ingredients.rounding=x"], "no recipe is chosen that leaves any open"),
+        (["recipe=bf16,nvfp4", "ingredients.rounding=x"], "the chosen recipes have no ingredients"),
         (["recipe=nvfp4", "ingredients.hadamard=x"], "ingredients.hadamard=x: must be a number, such as 16"),
     ],
 )

@@ -135,11 +135,12 @@ def test_a_search_starts_at_the_predicted_width_and_its_report_agrees(prediction
     assert formats_run(results) == {"fp32", "e3m0", "e2m0"}
     said = describe_results(results)[0]
     assert said.startswith("CERTIFIED: e3m0 (4 bits)") and "Refuted: 3 bits" in said
-    assert said.endswith("The search started at 4 bits, as predicted; 8 and 6 bits were not tested.")
+    predicted = "The search started at 4 bits, as predicted from the first run of fp32"
+    assert said.endswith(f"{predicted}; 8 and 6 bits were not tested.")
     assert [ladder.started_at for ladder in search_result(results).chains].count(4)
     assert reported(results) == told(results)
     notes = " ".join(question_notes(read_study([results.question.directory])))
-    assert "with APS: the search started at 4 bits, as predicted" in notes
+    assert "with APS: the search started at 4 bits, as predicted from the first run of fp32." in notes
     assert "Seed 0 is in no pair, because the prediction used its run." in notes
 
 
@@ -155,7 +156,7 @@ def test_a_wrong_prediction_costs_only_runs(predictions, go, monkeypatch):
     results, *_ = go()
     said = describe_results(results)[0]
     assert said.startswith("CERTIFIED: e3m2 (6 bits)") and "Refuted: 4 bits" in said
-    assert said.endswith("The search started at 4 bits, as predicted; 8 bits were not tested.")
+    assert said.endswith("as predicted from the first run of fp32; 8 bits were not tested.")
     assert reported(results) == told(results)
 
 

@@ -19,7 +19,7 @@ than workers, and if any step has more passes than workers. If a later step has 
 missing workers send zeros, and the sum is computed at the first call of clip_grad_norm_, GradScaler.unscale_ or step.
 Buffers are not changed in scripts without `run.worker`.
 
-Legend: W workers of this process, n elements of a parameter.
+Shapes: W workers of this process, n elements of a parameter.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +52,7 @@ class WorkerGradients:
     """The gradients of one step, separately for each worker of this process.
 
     Attributes:
-        mean: Computes the mean over all workers. None before the first exchange.
+        mean: The object that computes the mean over all workers. None before the first exchange.
         finished: The workers whose backward passes have ended in this step. The values of the dictionary are true if
             the losses of the worker were divided.
     """

@@ -53,7 +53,7 @@ class ModelRounding:
         requested: Whether the run has precision rules.
         placed: Each model and its precision, which is None if no rule matches the model.
         in_fp32: The classes of the layers that multiply in float32, keyed by the name of the layer.
-        first_step: Counts the products of the first training step.
+        first_step: The object that counts the products of the first training step.
 
     Raises:
         UserError: If the config requests a precision that is not available in scripts.

@@ -3,7 +3,7 @@
 A compressor turns a layer of weights or gradients into a message of a few bytes. The length of the message depends only
 on the number of values in the layer.
 
-Legend: W workers of this rank, n values of a layer, M bytes of a message. Each row of a matrix belongs to one worker.
+Shapes: W workers of this rank, n values of a layer, M bytes of a message. Each row of a matrix belongs to one worker.
 The result for a row depends only on that row, so a worker sends the same bytes whichever process emulates it.
 """
 

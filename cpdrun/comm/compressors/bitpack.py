@@ -3,7 +3,7 @@
 Codes of up to 8 bits are packed in groups of eight, as the lanes of an int64. Wider codes are packed one after the
 other.
 
-Legend: W rows, m numbers per row, k bits each, G = ceil(m / 8) groups of eight, which fill k bytes.
+Shapes: W rows, m numbers per row, k bits each, G = ceil(m / 8) groups of eight, which fill k bytes.
 """
 
 import torch

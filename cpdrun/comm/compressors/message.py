@@ -2,7 +2,7 @@
 
 Each layer is compressed separately. Layers in full precision are sent as fp32.
 
-Legend: W workers of this rank, X workers whose messages arrived, n values of a layer, M bytes of a message.
+Shapes: W workers of this rank, X workers whose messages arrived, n values of a layer, M bytes of a message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ x_{t+1}) / lr, with mu = beta. A difference from the paper: a round with learnin
 nesterov (QG-DSGDm-N, used by Aketi, Kodge and Roy, arXiv 2111.09389), let d = g + weight decay of x. Then a step uses d
 + beta (beta m + d).
 
-Legend: N workers, W of them on this rank, D values of all parameters of one worker, M bytes of a message, P parameters.
+Shapes: N workers, W of them on this rank, D values of all parameters of one worker, M bytes of a message, P parameters.
 Sums over workers are computed row by row, in ascending order of workers, so the assignment of workers to ranks does not
 change any bit. inf and NaN spread to the neighbors.
 """
@@ -115,7 +115,7 @@ class QuasiGlobalMomentum:
         torch._foreach_add_(list(gradient_P), ahead_P, alpha=self.beta)
 
     def after_gossip(self, x_WxD: Tensor, lr: float) -> None:
-        """Update the momentum with the change of the weights in this round."""
+        """Update the momentum from the change of the weights in this round."""
         if lr:
             for m_D, before_D, x_D in zip(self.momentum_WxD, self.before_WxD, x_WxD, strict=True):
                 moved_D = torch.sub(before_D, x_D).div_(lr)
@@ -129,7 +129,7 @@ class Round:
     Attributes:
         matrix_NxN: The mixing weights W.
         neighbours: For each worker, the workers whose messages it receives.
-        messages: Exchanges the messages of this round.
+        messages: The object that exchanges the messages of this round.
     """
 
     matrix_NxN: np.ndarray

@@ -4,7 +4,7 @@ In every block, a mixture of experts sends each token to the ranks of its expert
 The backward pass sends the gradients in the same way. DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) sends the tokens in
 fp8 and the results in bf16.
 
-Legend: S tokens, D channels.
+Shapes: S tokens, D channels.
 """
 
 from collections.abc import Sequence

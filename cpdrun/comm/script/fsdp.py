@@ -23,7 +23,7 @@ activation checkpointing, torch.compile and every value of reshard_after_forward
 Save the state of `comm` in checkpoints together with the model: `comm.state_dict()` and `comm.load_state_dict(...)`. It
 contains the state of scaling, error feedback and differences, and the step number.
 
-Legend: R replicas, S shards, n_own elements of a parameter that a rank owns.
+Shapes: R replicas, S shards, n_own elements of a parameter that a rank owns.
 """
 
 from collections.abc import Sequence

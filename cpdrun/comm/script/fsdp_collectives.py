@@ -16,7 +16,7 @@ fp32. Weights are gathered again when an optimizer has changed the part of any r
 
 With reshard_after_forward=<ranks>, FSDP itself gathers the parts for the backward pass.
 
-Legend: N ranks, P parameters, S the sum of the sizes of their padded parts.
+Shapes: N ranks, P parameters, S the sum of the sizes of their padded parts.
 """
 
 from abc import abstractmethod

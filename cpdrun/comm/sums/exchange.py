@@ -17,7 +17,7 @@ levels (groups, pairs), the owner adds each group and then the groups' sums. The
 which depend on the sums of all groups. So stage B is divided at each level: the sums of a level are kept as float32
 gradients until the ranks have agreed on the shifts of the next level.
 
-Legend: N workers, P ranks, L = N/P workers of this rank, T segments, B bytes of a worker's segment.
+Shapes: N workers, P ranks, L = N/P workers of this rank, T segments, B bytes of a worker's segment.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ last worker of an odd number). Its gradient is then rounded with its own shift b
 The longest chain of rounded additions determines how much of a small value is lost. In a format with m mantissa bits,
 adding a value changes nothing if the partial sum is 2^(m+2) times as large as the value.
 
-Legend: N workers, n elements of a layer (one parameter tensor).
+Shapes: N workers, n elements of a layer (one parameter tensor).
 """
 
 import math

@@ -25,7 +25,7 @@ If the sum stays in shards, the boundary of a shard may cut a block. Both owners
 discards the sums of the elements that it does not own. A layer with one scale is sent to all owners of a part of the
 layer.
 
-Legend: N workers, P ranks, L = N/P workers of this rank, n elements of a layer.
+Shapes: N workers, P ranks, L = N/P workers of this rank, n elements of a layer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     requantized_sum.py   Sums that decode values, add them in float32, and quantize the result again, for formats with
                          scales.
 
-Legend: N workers, L of them on this rank, n elements of a layer, P ranks.
+Shapes: N workers, L of them on this rank, n elements of a layer, P ranks.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Whole messages take fewer bytes than slices for up to N = 1 + 32 / k workers: 33
 bits. With more workers, sync=all_reduce takes fewer bytes than both. Sparse messages (top_k, random_k) cannot be
 divided into slices of equal length. Slices are therefore not implemented.
 
-Legend: N workers, L of them on this rank, n values of a layer, M bytes of a message.
+Shapes: N workers, L of them on this rank, n values of a layer, M bytes of a message.
 """
 
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ parallelism. After the last step of a run, there is always an outer step.
 inf and NaN in a worker's weights spread to all workers at the outer step if the format of the sum has them. Otherwise,
 they become finite numbers, which are counted in `nonfinite`.
 
-Legend: N workers, W of them on this rank, P parameters.
+Shapes: N workers, W of them on this rank, P parameters.
 """
 
 import copy
@@ -46,7 +46,7 @@ class OuterStep:
     """The weights that all workers agree on, and the outer optimizer.
 
     Args:
-        exchange: Sums the pseudo-gradients of the workers.
+        exchange: The method that sums the pseudo-gradients of the workers.
         world_size: The number of workers.
         inner_steps: The number of inner steps H.
         outer_lr: The learning rate of the outer optimizer.

@@ -23,7 +23,7 @@ Gram-Schmidt would divide by zero and produce NaN, whereas QR completes the fact
 result. torch's own hook (powerSGD_hook) uses e_w = M_w - result, in which each worker's deviation from the mean
 accumulates. The sum of all e_w is the same, and so is the result, except for float32 rounding.
 
-Legend: N workers, L of them on this rank, n = R C values of a layer, r its rank.
+Shapes: N workers, L of them on this rank, n = R C values of a layer, r its rank.
 """
 
 from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ format. A weight beyond the largest value overflows as in `custom_fp.quantize`, 
 A worker sends (N-1)/N n k/8 bytes of gradients and (N-1)/N n k'/8 bytes of weights, plus 4 bytes per layer for the
 agreement on s. A difference from ZeRO: sums have a defined order and format, and are equal for any number of processes.
 
-Legend: N workers, L of them on this rank, P ranks, n elements of a layer.
+Shapes: N workers, L of them on this rank, P ranks, n elements of a layer.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Exchange of tensors between the ranks of a process group, as bytes or reduced by the platform.
 
-Legend: N workers, W of them on this rank, X workers whose messages this rank needs, M bytes of a message, P ranks.
+Shapes: N workers, W of them on this rank, X workers whose messages this rank needs, M bytes of a message, P ranks.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ First, gradients are sent to the owner of each shard. Then the owners send the s
                    because otherwise gloo loses half of its throughput.
     Collectives    For any other backend, such as nccl. Uses an asynchronous all_to_all and all_gather for each segment.
 
-Legend: P ranks, L workers per rank, T segments, B bytes of a worker's segment. The next exchange reuses all buffers.
+Shapes: P ranks, L workers per rank, T segments, B bytes of a worker's segment. The next exchange reuses all buffers.
 """
 
 from abc import ABC, abstractmethod

@@ -8,7 +8,7 @@ github.com/huggingface/tokenizers/issues/1794.)
 The vocabulary and the tokens of both texts are kept in a folder of the cache, whose name depends on the contents of the
 texts and on the version of the library.
 
-Legend: N tokens of a text, V tokens of the vocabulary.
+Shapes: N tokens of a text, V tokens of the vocabulary.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """A text as samples of tokens, which are bytes or tokens of a vocabulary that is learned from the training text.
 
-Legend: B texts, T positions, N tokens, V tokens of the vocabulary.
+Shapes: B texts, T positions, N tokens, V tokens of the vocabulary.
 """
 
 import hashlib

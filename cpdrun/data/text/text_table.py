@@ -1,6 +1,6 @@
 """A table of texts, for fine-tuning a pretrained model: for classification, or for prediction of the next token.
 
-Legend: B texts, T positions, N tokens, n texts of a set.
+Shapes: B texts, T positions, N tokens, n texts of a set.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Tokenizers of pretrained models, loaded with the library transformers from a folder or from the Hugging Face hub.
 
-Legend: N tokens.
+Shapes: N tokens.
 """
 
 import os

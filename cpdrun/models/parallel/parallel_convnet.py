@@ -17,7 +17,7 @@ batch:
 A difference from both papers: exchanges are not overlapped with computation, because this does not change the bits.
 There are no normalization layers, as in both papers, because their statistics would cover only a share of the batch.
 
-Legend: B samples, M workers, F features where the two parts of the network meet.
+Shapes: B samples, M workers, F features where the two parts of the network meet.
 """
 
 from custom_fp.formats.names import parse

@@ -37,7 +37,8 @@ def draw(study: Study) -> Figure:
     lines = _lines(study, calibration)
     if not lines:
         raise NotDrawnError(
-            "the calibration has none of the sweep's formats: `cpdrun doctor --calibrate` with --formats"
+            "the calibration has none of the sweep's formats. Measure them with `cpdrun doctor --calibrate --formats "
+            "F,F`"
         )
     return picture(calibration, lines, study.networks)
 

@@ -125,7 +125,7 @@ class Pairs:
 
     @property
     def is_barred(self) -> bool:
-        """Whether failed runs bar the candidate from being certified."""
+        """Whether the candidate cannot be certified, because some of its runs failed."""
         return self.counts.failed > 0
 
 

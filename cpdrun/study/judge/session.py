@@ -226,8 +226,8 @@ def _decide(
 def _evidence_now(judged: JudgedArm) -> float:
     """Return the natural logarithm of an idea's e-value after all pairs, at least 0.
 
-    Failed runs bar the idea, which gives 0. The largest e-value over time would not be valid
-    (`cpdrun.stats.false_discoveries`).
+    If a run of the idea failed, return 0. The e-value after all pairs is used, because the largest e-value after any
+    number of pairs is not a valid e-value (`cpdrun.stats.false_discoveries`).
     """
     trace = judged.judgement.trace
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0

@@ -7,7 +7,7 @@ LocalWeights    N workers with separate weights, which they synchronize every H 
 
 A sync names its learner (`cpdrun.comm.sync.base.GradientSync.learner`).
 
-Legend: N workers, W of them on this rank, B samples per worker, P parameters.
+Shapes: N workers, W of them on this rank, B samples per worker, P parameters.
 """
 
 from abc import ABC, abstractmethod
@@ -34,10 +34,10 @@ class Learner(ABC):
         shares_weights: Whether all workers have the same weights.
         loads_optimizer: Whether the learner steps with the optimizer of its parts, which may have a state already
             (`init_optimizer`).
-        gradients_of: Computes the gradients of the workers of this rank.
+        gradients_of: The object that computes the gradients of the workers of this rank.
         nonfinite: The number of inf and NaN in the gradients of the latest step. It is equal on all ranks and for any
             split of the workers.
-        observer: Collects statistics of steps. The training loop sets it.
+        observer: The observer that collects statistics of steps. The training loop sets it.
         layers: The gradient statistics of the latest step with `look=True`, by parameter name.
     """
 

@@ -2,7 +2,7 @@
 
 A rank has one model. To emulate a worker, it replaces the weights and buffers of the model by those of the worker.
 
-Legend: N workers, W of them on this rank, D values in a row, B buffers.
+Shapes: N workers, W of them on this rank, D values in a row, B buffers.
 """
 
 from collections.abc import Sequence

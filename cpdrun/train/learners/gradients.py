@@ -1,6 +1,6 @@
 """The gradients of the workers that this process emulates.
 
-Legend: N workers in all, W of them on this rank, B samples per worker, P parameters.
+Shapes: N workers in all, W of them on this rank, B samples per worker, P parameters.
 
 exact    The gradients of workers are computed one after the other, as on separate machines. Therefore, the bits do not
          depend on the split of the workers.
@@ -51,7 +51,7 @@ class Objective:
     Attributes:
         emulated: The model and its workers.
         batches: The training batches.
-        task: Computes the loss.
+        task: The task, which computes the loss.
         scale: Returns the loss scale of the w-th worker of this rank.
     """
 

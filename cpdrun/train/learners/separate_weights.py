@@ -11,7 +11,7 @@ first outer step, they are the initial weights. An outer step always follows the
 the running statistics of BatchNorm, are not communicated. The evaluation uses the buffers of worker 0. (In a script,
 these are on rank 0, see `cpdrun.comm.LocalSteps`.)
 
-Legend: N workers, W of them on this rank, B samples per worker, P parameters, D values in a row, K metrics.
+Shapes: N workers, W of them on this rank, B samples per worker, P parameters, D values in a row, K metrics.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ the optimizer's state, as one flat tensor per layer, which may be empty. Therefo
 must not depend on whole layers. clip_norm uses the norm of all parts, added in float64 in the order of the workers.
 Checkpoints contain whole layers and do not depend on the number of ranks that wrote them.
 
-Legend: N workers, W of them on this rank, P parameters, n elements of a layer.
+Shapes: N workers, W of them on this rank, P parameters, n elements of a layer.
 """
 
 from typing import Any

@@ -10,7 +10,7 @@ in units of 2^-11, and d in units of 2^-23. With up to 2^22 elements, they are e
 addition does not matter, and both implementations agree bit for bit. `sums_reference` is the definition, and runs on
 any device. `sums_native` uses custom_fp's CPU extension, which merges cells where wider spacings allow it.
 
-Legend: n elements, K binades, C = 4096 cells, S = len(SPACINGS).
+Shapes: n elements, K binades, C = 4096 cells, S = len(SPACINGS).
 """
 
 from collections.abc import Sequence

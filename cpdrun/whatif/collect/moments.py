@@ -14,7 +14,7 @@ last products in float64, which have a relative error of 1e-12. Small tensors ar
 Tables exclude zeros, which always round to zero, inf, and NaN; `TensorStatistics` counts them. Subnormal float32 values
 are included, with k >= -149.
 
-Legend: K binades, n elements, S = len(SPACINGS), F = len(COLUMNS).
+Shapes: K binades, n elements, S = len(SPACINGS), F = len(COLUMNS).
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ The file RUN/observed.npz contains numeric arrays and an array `about` with JSON
 on the length of the run. A layer takes 87 float64 numbers for each nonempty binade (about 20), and at most 1,024
 samples for each worker. With many layers and workers, samples are smaller (`observer.py`).
 
-Legend: N workers, K binades, F = len(COLUMNS), n sampled elements of a layer.
+Shapes: N workers, K binades, F = len(COLUMNS), n sampled elements of a layer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The observer only copies and counts values, and draws no random numbers. Observing a run does not change its results.
 
-Legend: N workers, W of them on this rank, P parameters.
+Shapes: N workers, W of them on this rank, P parameters.
 """
 
 from __future__ import annotations

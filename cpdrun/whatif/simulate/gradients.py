@@ -1,6 +1,6 @@
 """Simulate how a configuration rounds and adds the workers' gradients.
 
-Legend: N workers, n sampled elements of a layer.
+Shapes: N workers, n sampled elements of a layer.
 """
 
 from __future__ import annotations

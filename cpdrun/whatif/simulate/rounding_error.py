@@ -12,7 +12,7 @@ The statistics are exact for formats with at most 10 mantissa bits. For wider fo
 - No value of the format's largest binade counts as beyond the largest value.
 - Values have no error if the spacing is at most that of float32, as with 23 mantissa bits.
 
-Legend: K binades.
+Shapes: K binades.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Accumulators and the rounding of products' results are not simulated.
 Formats with scales, Hadamard transforms, and stochastic rounding are applied to the samples, in blocks of neighbors. A
 scale for the whole tensor follows from its largest observed value. Delayed scales are those of the same step.
 
-Legend: n sampled elements of a layer.
+Shapes: n sampled elements of a layer.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ reduction order, each worker's largest magnitude was observed. At later levels, 
 element whose sum over all workers is largest are known, and the shift follows from the largest of them. The scaling
 rule `aps_delayed` uses magnitudes of the same step, because the previous step was not observed.
 
-Legend: N workers, n sampled elements of a layer, P layers.
+Shapes: N workers, n sampled elements of a layer, P layers.
 """
 
 from __future__ import annotations

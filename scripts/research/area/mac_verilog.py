@@ -15,7 +15,8 @@ larger one with guard, round and sticky bits. After one carry-propagating additi
 rounded by an increment that may carry into the exponent. There is no pipeline, no register, and no second path for near
 operands.
 
-Legend: e, m exponent and mantissa bits of an operand; E, M those of the accumulator, K = M + 1; f field of an exponent.
+Symbols: e, m exponent and mantissa bits of an operand; E, M those of the accumulator, K = M + 1; f field of an
+exponent.
 """
 
 from custom_fp.formats.scalar import Format
