@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from documented_lines import PAGES, REFERENCES, REPOSITORY, commands, commands_in_text
+from documented_lines import PAGES, REFERENCES, REPOSITORY, blocks, commands, commands_in_text
 from typed_line import type_line
 
 from cpdrun.cli import COMMANDS, parser_of, read
@@ -157,8 +157,8 @@ def documented() -> list[tuple[str, str]]:
 
 
 def is_run(page: str, line: str) -> bool:
-    if page.startswith(REFERENCES) and re.fullmatch(r"cpdrun sweep exp=\w+|cpdrun report .*", line):
-        return False  # tests/exp checks these experiments
+    if page.startswith(REFERENCES) and re.fullmatch(r"cpdrun sweep exp=\w+|cpdrun (report|judge) .*", line):
+        return False  # tests/exp checks these experiments, and a test below runs judge
     return not any(line.startswith(start) or start == f"{page}: {line}" for start in NOT_RUN)
 
 
@@ -227,6 +227,17 @@ def test_commands_of_a_page_run(page, folder):
             if typed in typed_before and "cpdrun sweep " in typed:
                 assert "Nothing to do" in ended.said, told
             typed_before.add(typed)
+
+
+@pytest.mark.parametrize(
+    "page", sorted({page for page, line in documented() if page.startswith(REFERENCES) and " judge " in line})
+)
+def test_judge_commands_of_a_reference_give_verdicts(page, tmp_path):
+    shutil.copy((REPOSITORY / page).with_name("values.csv"), tmp_path)
+    for _, lines in blocks((REPOSITORY / page).read_text(encoding="utf-8")):
+        if any("cpdrun judge " in line for line in lines):
+            ended = type_line("\n".join(lines) + " | cat", tmp_path)  # a shell runs lines with a pipe
+            assert re.search(": (certified|refuted|open)", ended.said), ended.complained
 
 
 def has_option(script: Path, option: str) -> bool:
