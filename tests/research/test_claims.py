@@ -12,7 +12,7 @@ from research.claims.cells import find_pairs, matches
 from research.claims.claim import Claim, Comparison, Paper, read_claims
 from research.claims.judgement import ClaimVerdict, Judgement, judge
 from research.claims.page import describe_verdict, page, tally
-from research.claims.tables import paper_tables
+from research.claims.paper_tables import paper_tables
 from research.claims.values import FAILED, Values, read_table, read_values, write_values
 
 from cpdrun.config.overrides import flatten
@@ -277,7 +277,7 @@ def test_a_paper_table_has_a_row_for_each_format_and_says_what_failed(tmp_path, 
         "- title: A paper\n  rows: [format, aps]\n  columns:\n"
         "    - {title: digits, values: digits_bits, where: {world_size: 8}}\n    - {title: other, values: other}\n"
     )
-    monkeypatch.setattr("research.claims.tables.TABLES", tmp_path / "tables.yaml")
+    monkeypatch.setattr("research.claims.paper_tables.TABLES", tmp_path / "tables.yaml")
     lines = paper_tables({"digits_bits": table.values(), "other": None}.get).splitlines()
     rows = [line for line in lines if line.startswith("| ")]
     assert rows[0] == "| format | APS | digits | other |"

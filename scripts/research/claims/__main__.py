@@ -10,7 +10,7 @@ from pathlib import Path
 from research.claims.claim import read_claims
 from research.claims.judgement import judge
 from research.claims.page import count_verdicts, page
-from research.claims.tables import paper_tables
+from research.claims.paper_tables import paper_tables
 from research.claims.values import Values, read_table, read_values
 
 from cpdrun.record import write_text
