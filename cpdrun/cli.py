@@ -7,7 +7,6 @@ To add a command, add a file to commands/ (see commands/__init__.py) and a line 
 """
 
 import argparse
-import gc
 import os
 import signal
 import sys
@@ -67,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: The arguments cannot be parsed, or help or the version was printed.
     """
-    # Commands make many small objects and few cycles. Collecting them at Python's threshold takes a tenth of the time.
-    gc.set_threshold(50_000)
     typed = sys.argv[1:] if argv is None else list(argv)
     # If a sweep is cancelled in another shell after this time, this command stops, too (`cpdrun.commands.launching`).
     began = time.monotonic() - (own_age_s() if argv is None else 0.0)
