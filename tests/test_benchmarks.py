@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cpdrun.cli import main
+from cpdrun.launch.progress.status import sweep_status
+from cpdrun.record import State, SweepDir
+
 BENCHMARKS = Path(__file__).parents[1] / "scripts" / "benchmarks"
 
 
@@ -35,6 +39,41 @@ def test_small_calls_can_be_timed(benchmarks):
     table = harness.ratio_table("one call", seconds, "us").splitlines()
     assert table[0] == "| one call | us | ratio |" and len(table) == 2 + len(calls)
     assert table[2].endswith(" 1.00 |"), "ratios are relative to the first row"
+
+
+@pytest.mark.parametrize("workload", ["gpt", "convnet"])
+def test_recipes_train_on_the_workloads_that_are_timed(benchmarks, workload):
+    import custom_fp
+    from recipe_steps import make_workload, train_step
+
+    model, x, y = make_workload(workload)
+    custom_fp.apply_recipe(model, "nvfp4")
+    train_step(model, torch.optim.AdamW(model.parameters(), 5e-4), x[:1], y[:1])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_copied_runs_are_a_sweep(benchmarks, tmp_path, monkeypatch):
+    import commands
+
+    monkeypatch.setattr(commands, "RUNS", 3)
+    assert (
+        main(
+            [
+                "sweep",
+                "exp=digits_bits",
+                "epochs=1",
+                "model.width=2",
+                "format=fp32",
+                "aps=false",
+                "seed=0",
+                f"results_dir={tmp_path}",
+                "name=few",
+            ]
+        )
+        == 0
+    )
+    commands.copy_runs(tmp_path / "few", tmp_path / "many")
+    assert [row.state for row in sweep_status(SweepDir(tmp_path / "many")).rows] == [State.DONE] * 3
 
 
 def test_calls_take_turns_and_the_warm_up_is_not_timed(benchmarks):

@@ -1,5 +1,7 @@
 """Compare LlamaMoE with a plain loop over tokens and experts, and test the rounding of exchanged tokens."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,14 +44,17 @@ def test_the_mixture_equals_a_loop_over_tokens(experts_per_token):
     layer, x = mixture(experts_per_token=experts_per_token), torch.randn(2, 7, 16)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     results = [compute(x) for compute, x in zip((layer, lambda x: by_token(layer, x)), inputs, strict=True)]
-    torch.testing.assert_close(*results)
+    # The order of the sums depends on the processor. Gradients are below 10, and some 40 roundings lie on the way:
+    # 40 x 10 x 2^-24 < 1e-4.
+    are_close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
+    are_close(*results)
     of_parameters = []
     for result in results:
         layer.zero_grad()
         result.square().sum().backward()
         of_parameters.append([parameter.grad.clone() for parameter in layer.parameters()])
-    torch.testing.assert_close(*of_parameters)
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    are_close(*of_parameters)
+    are_close(inputs[0].grad, inputs[1].grad)
 
 
 def test_an_expert_without_tokens_gets_a_zero_gradient():
