@@ -8,7 +8,7 @@ from functools import partial
 import custom_fp
 import pytest
 import torch
-from custom_fp.layers.attention import attend
+from custom_fp.layers.attention import attend, probabilities
 from custom_fp.layers.multihead_attention import QuantMultiheadAttention
 from custom_fp.layers.products import Arithmetic, Nearest
 from custom_fp.recipe.layers import layers_of
@@ -75,6 +75,21 @@ def test_attention_without_rounding_equals_torchs(how):
         found.append([y, *torch.autograd.grad(y.square().sum(), (q, k, v))])
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("overflow", [math.inf, -math.inf, math.nan])
+def test_the_causal_softmax_equals_a_boolean_mask_bit_for_bit(overflow):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 6, 8), torch.randn(2, 6, 8)
+    q[0, 1], k[0, :2] = (overflow, 1.0)
+    mask, found = torch.ones(6, 6, dtype=torch.bool).tril(), []
+    for how in ({"mask": None, "is_causal": True}, {"mask": mask}):
+        given = [x.clone().requires_grad_() for x in (q, k)]
+        weights = probabilities(*given, scale=0.3, scores=Arithmetic(), **how)
+        found.append([weights, *torch.autograd.grad(weights.square().sum(), given)])
+    assert found[0][0][0, 1].isnan().all() == (overflow != -math.inf)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_every_operand_of_both_products_is_rounded():
