@@ -51,11 +51,7 @@ def _table(table: Mapping[str, Any], stored: Callable[[str], Values | None]) -> 
             cells[key] = _cell(group)
         columns.append(cells)
         sources.append(column["values"] if values is None else values.source)
-    rows = (
-        sorted(labels, key=lambda key: formats.widest_first(labels[key][0]))
-        if FORMAT in axes
-        else list(labels)
-    )
+    rows = sorted(labels, key=lambda key: _order(axes[0], labels[key][0]))
     heads = [*(axis_title(axis) for axis in axes), *(column["title"] for column in table["columns"])]
     lines = [heads, ["---"] * len(axes) + ["--:"] * len(columns)]
     lines += [[*map(axis_text, labels[key]), *(cells.get(key, "") for cells in columns)] for key in rows]
@@ -69,7 +65,7 @@ def _order(axis: str, value: Any) -> tuple:
 
 
 def _groups(values: Values, column: Mapping[str, Any]) -> Iterator[Group]:
-    """Yield the groups of runs that belong to a column of a table."""
+    """Yield the groups of runs for one column of a table."""
     metric = f"metric:{column.get('metric', 'test_accuracy')}"
     for group in make_groups(values.as_runs(), values.axes, metric, BitsAxis(of_cases=CASE in values.axes)):
         if matches(group.keys, column.get("where", {})):
@@ -79,9 +75,7 @@ def _groups(values: Values, column: Mapping[str, Any]) -> Iterator[Group]:
 def _cell(group: Group) -> str:
     """Return the mean of a group, such as `79.3 ± 0.5 (10)`, with the runs that failed or diverged."""
     values = [100 * value for value in group.values]
-    lost = len(group.diverged_seeds) + len(group.failures)
-    failed = f", {lost} failed" if lost else ""
-    if not values:
-        return f"- ({failed.lstrip(', ')})"
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread} ({len(values)}{failed})"
+    mean = f"{statistics.fmean(values):.1f}{spread}" if values else "-"
+    failed = len(group.diverged_seeds) + len(group.failures)
+    return f"{mean} ({len(values)}{f', {failed} failed' if failed else ''})"
