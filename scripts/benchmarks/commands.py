@@ -1,6 +1,6 @@
 """Time whole commands: a dry run, the status of a sweep with 2,000 runs, and a report on 35 runs.
 
-    python scripts/benchmarks/commands.py                                    # the installed version
+    python scripts/benchmarks/commands.py                                          # the installed version
     python scripts/benchmarks/commands.py OLD/.venv/bin/cpdrun .venv/bin/cpdrun    # two versions, in turns
 
 The runs are trained once, for one epoch of exp=digits_bits. The 2,000 runs are copies of them. Each command is timed
@@ -40,7 +40,7 @@ def time_command(cpdrun: str, words: str, results: Path) -> tuple[float, float]:
 
 
 def copy_runs(few: Path, many: Path) -> None:
-    """Make a sweep of RUNS runs, which are copies of the runs of another sweep with other names."""
+    """Make a sweep of RUNS runs by copying the runs of another sweep under new names."""
     runs, names = sorted((few / "runs").iterdir()), []
     for i in range(RUNS):
         source = runs[i % len(runs)]

@@ -39,7 +39,7 @@ RECIPES = [
 
 
 class Logits(nn.Module):
-    """A model of transformers for 31 classes, as a function of the tokens."""
+    """A classifier from the transformers library with 31 classes. Its only input are the tokens."""
 
     def __init__(self, folder: str):
         from transformers import AutoModelForSequenceClassification
@@ -91,7 +91,8 @@ def main() -> None:
     ]
     with Report(arguments.output) as report:
         report.add(f"# Time of a training step under each recipe: {Path(arguments.model).name}")
-        report.add(f"    python scripts/benchmarks/recipe_steps.py {arguments.model}")
+        shown = arguments.model.replace(str(Path.home()), "~")
+        report.add(f"    python scripts/benchmarks/recipe_steps.py {shown}")
         report.add(describe_machine(threads=1))
         report.add(make_table(("recipe", "ms", "/ float32", "multiply-accumulates"), rows))
 
