@@ -261,7 +261,7 @@ class Composer:
             where = f"{mark.name}, line {mark.line + 1}" if mark else "a yaml file"
             raise ConfigError(f"{where}: {error.problem or error.context}") from None
         except AttributeError as error:  # `hydra: null` removes settings that Hydra reads
-            if getattr(error, "name", "") != "_set_flag":
+            if error.name != "_set_flag":
                 raise
             raise ConfigError(
                 "hydra: this section contains Hydra's own settings. Remove it from your yaml file"

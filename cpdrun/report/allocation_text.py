@@ -33,7 +33,7 @@ class ScreenDocument(ScreenResult):
 
 
 def describe_round(question: ScreenQuestion) -> list[str]:
-    """Describe what a round of the screen varies, and in how many runs.
+    """Describe what a round of the screen varies, and how many runs it takes.
 
     The first round also lists the layers of each group.
     """

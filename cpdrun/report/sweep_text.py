@@ -5,10 +5,9 @@ import math
 from cpdrun.record import SweepDir
 from cpdrun.report.answers_text import headline
 from cpdrun.report.render import render
-from cpdrun.stats.seed_power import SeedPower
+from cpdrun.stats.seed_power import MOST_PAIRS, SeedPower
 from cpdrun.study.answers import next_command
 from cpdrun.study.metric import Metric
-from cpdrun.study.seed_power import MOST_PAIRS
 from cpdrun.study.study import Study
 
 

@@ -401,7 +401,7 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class LadderResult:
-    """The answer of a search for one ladder, which is a set of candidates that differ only in their format.
+    """The answer of a search about one ladder. The candidates of a ladder differ only in their format.
 
     Attributes:
         chain: The ladder's label: the values that all of its candidates share.

@@ -5,6 +5,8 @@
 
 from dataclasses import dataclass, field
 
+MOST_PAIRS = 1000  # `SeedPower.pairs_needed` is not computed above this number of pairs.
+
 
 @dataclass(frozen=True)
 class SeedPower:

@@ -7,13 +7,11 @@ import math
 from statistics import NormalDist
 
 from cpdrun.stats.evidence import Verdict, half_width, pairs_needed
-from cpdrun.stats.seed_power import SeedPower
+from cpdrun.stats.seed_power import MOST_PAIRS, SeedPower
 from cpdrun.study.group import Group
 from cpdrun.study.study import Study
 from cpdrun.study.test_set import finite_test_set
 from cpdrun.study.verdicts import Judged
-
-MOST_PAIRS = 1000  # `pairs_needed` is not computed above this number of pairs.
 
 
 def seed_power(study: Study) -> SeedPower | None:

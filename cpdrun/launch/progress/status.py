@@ -151,8 +151,7 @@ class Snapshot:
 
     Attributes:
         sweep: The sweep.
-        rows: The progress of every run, sorted by name. A run that sweep.yaml lists is pending as long
-            as it has no folder.
+        rows: The progress of every run, sorted by name. Runs of sweep.yaml that have no folder yet are pending.
         results: The results of the finished runs, keyed by the name of the run.
     """
 
@@ -176,7 +175,7 @@ class Snapshot:
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated time in seconds until all runs have ended, if as many runs are active at a time as now.
+        """The estimated time in seconds until all runs have ended. It assumes that as many runs train at once as now.
 
         If a search has not chosen all its runs yet, the estimate is based on the expected number of runs. If no run is
         in progress or no run has finished, this is None.
@@ -257,7 +256,7 @@ def sweep_status(sweep: SweepDir) -> Snapshot:
 
 
 def print_status(console: Console, snapshot: Snapshot) -> None:
-    """Print a table of the runs that are not pending, and the number of runs in each state."""
+    """Print a table of all runs except those that are pending, and the number of runs in each state."""
     if not console.is_terminal:  # In a file or pipe, lines may be longer than the console is wide.
         console = Console(file=console.file, width=max(console.width, 1000), highlight=False)
     console.print(render(snapshot, width=console.width))
@@ -404,7 +403,7 @@ def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table
         ]
         for row, name in zip(shown, names, strict=True)
     ]
-    # Each column is one cell with a line per run, because rich lays out few long cells faster than many short ones.
+    # Each column is one cell with a line per run, because Rich lays out a few long cells faster than many short ones.
     newline = Text("\n", no_wrap=True, overflow="ellipsis")
     if rows:
         table.add_row(*(newline.join(column) for column in zip(*rows, strict=True)))

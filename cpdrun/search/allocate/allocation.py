@@ -99,7 +99,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Costs(Screen):
-    """A screen that computes the cost of an allocation, which is a choice of one level for each factor."""
+    """A screen that can compute the cost of an allocation. An allocation chooses one level for each factor."""
 
     def price(self, levels: Levels) -> Price:
         """Return the price of these levels."""
