@@ -50,6 +50,9 @@ from cpdrun.stats.means import deviation
 # pairs, a large effect after few. The largest effect is for broken formats: three pairs refute such a format even if
 # four ladders share the error probability.
 EFFECTS = (0.5, 1.0, 2.0, 4.0, 16.0)
+# A certificate needs this many pairs, unless the standard deviation is known: a candidate that is much noisier than those
+# behind its prior shows it with the second pair at the earliest.
+FEWEST_PAIRS = 2
 # If a relative spread is below this, it may come from the rounding error of subtracting two values.
 _SPREADLESS = 1e-9
 # In 80% of searches, the number of further pairs is between 0.5 and 2 times the expected number.
@@ -303,9 +306,11 @@ def judge(
     trace = [0.0] * len(gaps)
     for n, mean, spread in _looks(gaps, margin, resolution, prior):
         statistic = _statistic(mean + margin, spread, n, prior)
+        side = Verdict.CERTIFIED if statistic > 0 else Verdict.REFUTED
+        if side is Verdict.CERTIFIED and not _can_certify(n, prior):
+            continue
         log = max(0.0, log_evidence(abs(statistic), n, prior.degrees, effect))
         trace[n - 1] = math.copysign(log / math.log(10), statistic)
-        side = Verdict.CERTIFIED if statistic > 0 else Verdict.REFUTED
         best[side] = max(best[side], log)
         if settled_at is None and best[side] >= enough[side]:
             verdict, settled_at = side, n
@@ -406,19 +411,25 @@ def _looks(
             yield n, mean, spread
 
 
+def _can_certify(pairs: int, prior: SpreadPrior) -> bool:
+    return pairs >= FEWEST_PAIRS or math.isinf(prior.degrees)
+
+
 def _interval(
     looks: Iterator[tuple[int, float, float]], tail: float, prior: SpreadPrior, effect: float | None
 ) -> tuple[float, float]:
     """Return the intersection of the intervals after each number of pairs.
 
-    If it becomes empty, start again with the latest interval alone.
+    The lower end, which certifies, needs FEWEST_PAIRS. If the intersection becomes empty, start again with the latest
+    interval alone.
     """
     low, high = -math.inf, math.inf
     for n, mean, spread in looks:
         half = half_width(n, spread, tail, prior, effect)
-        low, high = max(low, mean - half), min(high, mean + half)
+        below = mean - half if _can_certify(n, prior) else -math.inf
+        low, high = max(low, below), min(high, mean + half)
         if low > high:
-            low, high = mean - half, mean + half
+            low, high = below, mean + half
     return low, high
 
 

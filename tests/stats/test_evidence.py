@@ -118,10 +118,20 @@ def test_the_evidence_grows_with_the_statistic_and_two_pairs_without_a_prior_dec
     assert log_evidence(critical_statistic(1, 0.05, 4, 3.0), 1, 4, 3.0) == pytest.approx(math.log(20))
 
 
-def test_the_first_pair_counts_if_the_deviation_of_others_is_known():
+def test_one_pair_can_refute_but_not_certify():
     found = judge([-90.0], 1.0, **LEVELS, prior=SpreadPrior(0.5, 4))
     assert found.verdict is Verdict.REFUTED and found.settled_at == 1
-    assert found.low < -90 < found.high < -1 and found.own_low == -math.inf
+    assert found.low == -math.inf and -90 < found.high < -1
+    found = judge([90.0], 1.0, **LEVELS, prior=SpreadPrior(0.5, 4))
+    assert found.verdict is Verdict.OPEN and found.low == -math.inf and found.trace == (0.0,)
+    found = judge([90.0], 1.0, **LEVELS, prior=SpreadPrior(0.5, math.inf))
+    assert found.verdict is Verdict.CERTIFIED and found.low > 0
+
+
+def test_a_candidate_that_is_much_noisier_than_the_others_is_not_certified():
+    """Its first pair was certified with the spread of the others in decentralized_text_small."""
+    found = judge([0.048, -0.035, -0.049], 0.06, **LEVELS, prior=SpreadPrior(0.006, 4))
+    assert found.verdict is Verdict.OPEN and found.low < found.mean < found.high
 
 
 def test_the_evidence_at_the_ends_of_the_interval_is_exactly_enough():

@@ -1,8 +1,8 @@
 """Simulate how often the test of a search errs and how many pairs it needs, without and with a pooled spread.
 
-    nice python scripts/research/simulations/simulate_search.py > results/reference/search/simulation.md
+    python scripts/research/simulations/simulate_search.py > results/reference/search/simulation.md
 
-The script prints a Markdown table and runs for hours. A "cell" is the set of paired runs of one candidate and its
+The script prints a Markdown table. A "cell" is the set of paired runs of one candidate and its
 baseline. The prior of each simulated candidate is computed from the spreads of OTHERS other cells, with three pairs
 each.
 
@@ -22,7 +22,7 @@ import numpy as np
 import scipy.stats
 from noise import GRIDS, Draw, gamma, read_gaps
 
-from cpdrun.stats.evidence import critical_statistic
+from cpdrun.stats.evidence import FEWEST_PAIRS, critical_statistic
 from cpdrun.stats.pooled_spread import squeeze
 
 PAIRS, ALPHA, OTHERS, POOLS = 30, 0.05, 7, 200
@@ -76,7 +76,10 @@ def settled(
     effect = min(margin / deviation, 16.0) if degrees and margin else None
 
     def first(sign: int, alpha: float) -> np.ndarray:
-        hit = sign * statistic >= criticals(alpha, degrees, effect)[: x.shape[-1]]
+        enough = criticals(alpha, degrees, effect)[: x.shape[-1]]
+        if sign > 0:
+            enough = np.where(n < FEWEST_PAIRS, np.inf, enough)
+        hit = sign * statistic >= enough
         return np.where(hit.any(-1), hit.argmax(-1) + 1, PAIRS + 1)
 
     certified, refuted = first(1, certify), first(-1, refute)
