@@ -39,6 +39,7 @@ from custom_fp.backends import check_knows
 from custom_fp.formats.names import parse
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.formats.scalar import Format
+from custom_fp.operators.registration import is_plain
 from custom_fp.ops import matmul, quantize
 
 PRODUCTS = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = ("forward", "input_gradient", "weight_gradient")
@@ -69,7 +70,9 @@ has_tiles: If true, blocks are tiles of the last two dimensions, so a matrix is 
 cached: For the input of the weight gradient, the rounding of the values that are stored after the forward product. The
     stored values are then rounded again. None means that the unrounded values are stored.
 format: The name of the format, for reports.
-nearest: The function that replaces this function in evaluation.
+nearest: The function that replaces this function in evaluation. It is the function itself if that rounds equal tensors
+    equally.
+in_place: A function that rounds a contiguous float32 tensor in its own memory and returns it.
 """
 
 
@@ -89,6 +92,13 @@ class Nearest:
 
     def __call__(self, x: Tensor) -> Tensor:
         return quantize(x, self.fmt)
+
+    @property
+    def nearest(self) -> Nearest:
+        return self
+
+    def in_place(self, x: Tensor) -> Tensor:
+        return quantize(x, self.fmt, out=x)
 
     def along(self, x: Tensor, axis: int) -> Tensor:
         """Round in blocks along a dimension."""
@@ -195,25 +205,16 @@ class Arithmetic:
             kernel = observer(self, kernel)
         x_forward, x_backward = self._operands("input", FORWARD, WEIGHT_GRADIENT, x, x_as, kernel)
         w_forward, w_backward = self._operands("weight", FORWARD, INPUT_GRADIENT, w, w_as, kernel)
-        rounds_product = bias is None and factor == 1
-        result = Product.apply(x_forward, w_forward, x_backward, w_backward, kernel, self, rounds_product)
-        if factor != 1:
-            result = result * factor
-        if bias is not None:
-            return self._add(result, bias.float())
-        return result if rounds_product else self.round_whole("result", FORWARD, result)
+        bias = None if bias is None else bias.float()
+        return Product.apply(x_forward, w_forward, x_backward, w_backward, bias, kernel, self, factor)
 
-    def _add(self, result: Tensor, bias: Tensor) -> Tensor:
-        rounding = self.roundings.get(("result", FORWARD))
+    def round_result(self, product: str, x: Tensor) -> Tensor:
+        """Round the result of a product, in its own memory if this is possible. Nothing else may use this memory."""
+        rounding: Any = self.roundings.get(("result", product))
         if rounding is None:
-            return result + bias
-        bias = rounding(round_gradient(bias, rounding)).expand_as(result)
-        return rounding(result + round_gradient(bias, rounding))
-
-    def round_whole(self, role: str, product: str, x: Tensor) -> Tensor:
-        """Return a tensor, after rounding it as a whole if it is rounded."""
-        rounding = self.roundings.get((role, product))
-        return x if rounding is None else rounding(x)
+            return x
+        in_place = getattr(rounding, "in_place", None)
+        return rounding(x) if in_place is None or not _is_private(x) else in_place(x)
 
     def round_for_product(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
         """Return an operand, after rounding it along the dimension of the sum if its rounding depends on that."""
@@ -289,7 +290,7 @@ def _depends_on_axis(rounding: Round | None, x: Tensor, kernel: Any) -> bool:
 
 
 class Product(torch.autograd.Function):
-    """The autograd function for the three products.
+    """The autograd function for the three products. It also adds the bias.
 
     The products of the backward pass use x_backward and w_backward instead of x and w, unless these are None. The
     arithmetic is the same under torch.autocast.
@@ -303,19 +304,27 @@ class Product(torch.autograd.Function):
         w: Tensor,
         x_backward: Tensor | None,
         w_backward: Tensor | None,
+        bias: Tensor | None,
         kernel: Any,
         arithmetic: Arithmetic,
-        rounds_result: bool,
+        factor: float,
     ) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             x = arithmetic.round_for_product("input", FORWARD, x, kernel)
             w = arithmetic.round_for_product("weight", FORWARD, w, kernel)
             result = kernel.product(x, w)
-            return arithmetic.round_whole("result", FORWARD, result) if rounds_result else result
+            if factor != 1:
+                result = result * factor
+            if bias is not None:
+                rounding = arithmetic.roundings.get(("result", FORWARD))
+                bias = bias if rounding is None else rounding(bias)
+                result = result.add_(bias) if _is_private(result) else result + bias
+            return arithmetic.round_result(FORWARD, result)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, w, x_backward, w_backward, ctx.kernel, ctx.arithmetic, _ = inputs
+        x, w, x_backward, w_backward, bias, ctx.kernel, ctx.arithmetic, ctx.factor = inputs
+        ctx.bias_shape = None if bias is None else bias.shape
         ctx.save_for_backward(
             x if x_backward is None else x_backward, w if w_backward is None else w_backward
         )
@@ -327,25 +336,39 @@ class Product(torch.autograd.Function):
         rounding_x, rounding_w = (
             arithmetic.whole_rounding("output_gradient", p, grad, kernel) for p in ROLES["output_gradient"]
         )
-        grad_x = grad if rounding_x is None else rounding_x(grad)
+        dx = dw = db = of_bias = None
+        of_result: Any = arithmetic.roundings.get(("result", FORWARD))
+        if ctx.needs_input_grad[4]:
+            of_bias = grad if of_result is None else of_result(grad)
+            db = of_bias.sum_to_size(ctx.bias_shape)
+            db = db if of_result is None else of_result(db)
+            if ctx.factor != 1 or getattr(of_result, "nearest", None) is not of_result:
+                of_bias = None  # The products round another gradient, or may round it differently.
+        if ctx.factor != 1:
+            grad = grad * ctx.factor
+
+        def rounded(rounding: Round) -> Tensor:
+            return rounding(grad) if of_bias is None or rounding != of_result else of_bias
+
+        grad_x = grad if rounding_x is None else rounded(rounding_x)
         # If both products round in the same way, round the gradient only once, so that they use the same random bits.
-        other = grad if rounding_w in (None, rounding_x) else rounding_w(grad)
+        other = grad if rounding_w in (None, rounding_x) else rounded(rounding_w)
         grad_w = grad_x if rounding_w == rounding_x else other
-        dx = dw = None
         with torch.autocast(x.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 grad_x = arithmetic.round_for_product("output_gradient", INPUT_GRADIENT, grad_x, kernel)
                 factor = arithmetic.round_for_product("weight", INPUT_GRADIENT, w, kernel)
-                dx = arithmetic.round_whole(
-                    "result", INPUT_GRADIENT, kernel.input_gradient(grad_x, x, factor)
-                )
+                dx = arithmetic.round_result(INPUT_GRADIENT, kernel.input_gradient(grad_x, x, factor))
             if ctx.needs_input_grad[1]:
                 grad_w = arithmetic.round_for_product("output_gradient", WEIGHT_GRADIENT, grad_w, kernel)
                 factor = arithmetic.round_for_product("input", WEIGHT_GRADIENT, x, kernel)
-                dw = arithmetic.round_whole(
-                    "result", WEIGHT_GRADIENT, kernel.weight_gradient(grad_w, factor, w)
-                )
-        return dx, dw, None, None, None, None, None
+                dw = arithmetic.round_result(WEIGHT_GRADIENT, kernel.weight_gradient(grad_w, factor, w))
+        return dx, dw, None, None, db, None, None, None
+
+
+def _is_private(x: Tensor) -> bool:
+    """Return whether the result of an operator, which nothing else uses, may be overwritten."""
+    return observer is None and not torch.is_grad_enabled() and is_plain(x) and x.is_contiguous()
 
 
 # ---- kernels

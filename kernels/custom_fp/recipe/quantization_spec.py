@@ -65,6 +65,10 @@ class QuantizationSpec:
     def __call__(self, x: Tensor) -> Tensor:
         return aps_quantize(x, self.format) if self.aps else self._quantized(x, None)
 
+    def in_place(self, x: Tensor) -> Tensor:
+        """Round a contiguous float32 tensor in its own memory."""
+        return self(x) if self.aps else ops.quantize(x, self.format, rounding=self.rounding_mode, out=x)
+
     def along(self, x: Tensor, axis: int) -> Tensor:
         """Transform and round a tensor along a dimension, after padding it to a multiple of the transform's size."""
         if self.hadamard is not None:
