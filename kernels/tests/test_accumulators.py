@@ -43,7 +43,11 @@ WORDS = [
     *("lns4_3-exact-toward_zero", "lns4_3-fused-kahan", "hif8-block_4-to_odd"),
     *("p3109_k8p3se-fused-saturate", "p3109_k8p4uf-exact", "fp16-chunk_4_posit16"),
 ]
-PANELS = [  # of csrc/accumulators/lane_sums.h, in float32 and in float64
+PANELS = [
+    *(
+        "mi250_fp16",
+        "fp32-of_bf16-block_2-flush-pairwise",
+    ),  # of csrc/accumulators/lane_sums.h, in float32 and in float64
     *("fp16-pairwise", "bf16-chunk_4", "e4m3fn-saturate", "bf16-saturate-pairwise", "fp16-fused"),
     "fp32-kahan",
     *("bf16-fused-pairwise", "e8m22-pairwise", "e8m13-fused", "fp32-saturate-kahan", "fp16-chunk_7"),
@@ -70,6 +74,7 @@ BLOCKS = [  # of csrc/accumulators/cpu_blocks.h, in float32 and in float64
     "bf16-of_e5m2-block_9-width_13-saturate-toward_zero",
     *("fp16-of_e4m3fn-block_8-width_12-toward_zero", "a100_tf32"),
     "fp32-of_e4m3fn-block_1-width_9-toward_zero",
+    *("mi300_fp16", "mi300_fp8", "mi300_xf32", "fp16-of_fp16-block_16-width_40-saturate"),  # cpu_aligned.h
 ]
 CUDA = [  # of every kind of a kernel's rounding
     *("fp32-exact", "fp16-pairwise", "bf16-fused-toward_zero", "fp16-stochastic_5-kahan"),
@@ -157,7 +162,11 @@ def test_h100_mma_fp8_adds_the_results_of_fp16_instructions_that_start_at_zero(f
 
 
 @pytest.mark.parametrize(
-    "name", ["h100_fp8", "a100_bf16", "fp16-fused", "e8m13-fused", "fp32-exact", "e8m20-stochastic"]
+    "name",
+    [
+        *("h100_fp8", "a100_bf16", "mi250_fp16", "mi300_fp16", "mi300_fp8"),
+        *("fp16-fused", "e8m13-fused", "fp32-exact", "e8m20-stochastic"),
+    ],
 )
 def test_every_path_returns_the_same_bits(name):
     how = Accumulator.parse(name)
@@ -214,8 +223,11 @@ def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path():
 
 
 def test_aligned_blocks_at_the_limits_of_their_path():
-    """Test blocks and widths up to the limits of csrc/accumulators/cpu_blocks.h and beyond, with rows that it computes
-    among rows that it must leave: zeros of both signs, blocks of zeros, the largest values, which cancel."""
+    """Test blocks and widths up to the limits of cpu_blocks.h and beyond.
+
+    Some rows have special values, and others are computed by the fast path: zeros of both signs, blocks of zeros, and
+    largest values that cancel.
+    """
     for name in BLOCKS:
         how = Accumulator.parse(name)
         largest = Format.parse(how.operands[0]).max if how.operands[0].emin > -100 else 2.0**40

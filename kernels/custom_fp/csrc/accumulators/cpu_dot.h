@@ -1,8 +1,8 @@
 // The CPU matrix products of an Accumulator. A panel of 64 columns of b is copied into a dense buffer and used for all
 // rows.
 //
-// There are two fast paths: aligned blocks (cpu_blocks.h) and sums in panels (cpu_panel.h). dot.h computes all results
-// that the fast paths cannot compute.
+// There are two fast paths: aligned blocks (cpu_blocks.h) and sums in panels (cpu_panel.h and cpu_aligned.h). dot.h
+// computes all results that the fast paths cannot compute.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "accumulators/cpu_aligned.h"
 #include "accumulators/cpu_blocks.h"
 #include "accumulators/cpu_panel.h"
 #include "accumulators/kernels.h"
@@ -58,7 +59,7 @@ template <Mode mode> class Rows {
     // Sums in registers of floats and of doubles. Doubles are for exact products in sums of more digits, and for
     // rounding modes whose random bits follow after many digits.
     template <class... Sums>
-    using PanelsOf = std::tuple<Panels<FloatSums>, Panels<FusedSums>, Panels<ExactSums<mode, false>>,
+    using PanelsOf = std::tuple<Panels<FloatSums>, Panels<FlushedSums>, Panels<FusedSums>, Panels<ExactSums<mode, false>>,
                                 Panels<ExactSums<mode, true>>, Panels<Sums>...>;
     typedef std::conditional_t<mode == nearest_even,
                                PanelsOf<NearSums<FloatLanes, false>, NearSums<FloatLanes, true>, NearSums<DoubleLanes, true>>,
@@ -74,6 +75,7 @@ template <Mode mode> class Rows {
     // The panels, in the order in which they are tried. The general one is always correct.
     std::conditional_t<has_fast_paths, FastPanels, std::tuple<>> panels_;
     Panels<GeneralSums<mode>> general_;
+    std::unique_ptr<AlignedPanel<mode>> aligned_;
     bool has_columns_ = false;  // whether the panels have the current columns
     ValueRange columns_;
 
@@ -91,6 +93,7 @@ public:
         if (!(paths & panels_of_columns)) return;
         std::apply([&](auto&... rows) { (make(rows, s), ...); }, panels_);
         make(general_, s);
+        if (has_fast_paths) make(aligned_, s);
     }
 
     // Sets the rows and the columns for `products`.
@@ -114,7 +117,7 @@ public:
         if (!done) done = many_digits_.products(a_MxK_, count_, b_Kx64_, i, out_Rx64);
         if (done) return done;
         const float* a = a_MxK_ + i * depth_;
-        if (!row_of_panel(a, out_Rx64, element))
+        if (!row_of_panel(a, out_Rx64, element, scales, width))
             for (int64_t j = 0; j < width; ++j)
                 out_Rx64[j] = dot_(a, 1, b_Kx64_ + j, panel, depth_, element + static_cast<u64>(j), scales.from(0, j));
         return 1;
@@ -122,13 +125,15 @@ public:
 
 private:
     // Computes a row with a panel. Returns false if no panel can compute it.
-    bool row_of_panel(const float* a, float* out, u64 element) {
+    bool row_of_panel(const float* a, float* out, u64 element, const Scales& scales, int64_t width) {
         if (!has_columns_) {
             columns_ = value_range(b_Kx64_, depth_ * panel);
             each_panel([&](auto& rows) { rows.new_columns(); });
+            if (aligned_) aligned_->new_columns();
             has_columns_ = true;
         }
         const ValueRange range = value_range(a, depth_);
+        if (aligned_) return aligned_->takes(range, columns_) && aligned_->row(a, b_Kx64_, out, depth_, scales, width);
         bool tried = false, done = false;
         const auto attempt = [&](auto& rows) {
             if (tried || !rows || !rows->takes(range, columns_, depth_)) return;

@@ -44,6 +44,40 @@ struct FloatSums : LaneSums<FloatLanes, 4> {
     }
 };
 
+// Float32 arithmetic, rounded to nearest, in which subnormal factors, products and sums become zero.
+struct FlushedSums : FloatSums {
+    const float smallest_a_, smallest_b_;
+
+    static bool allowed(const Summing& s) {
+        Summing kept = s;
+        kept.flush = 0;
+        return s.flush && FloatSums::allowed(kept);
+    }
+    explicit FlushedSums(const Summing& s)
+        : FloatSums(s), smallest_a_(power_of_two<float>(s.emin_a)), smallest_b_(power_of_two<float>(s.emin_b)) {}
+    CFP_MEMBER Value product(float a, const float* b, u64, u32) const {
+        const float x = magnitude_of(a) < smallest_a_ ? 0.0f : a;
+        Value out;
+        for (int i = 0; i < 4; ++i) {
+            const FloatLanes y = load<FloatLanes>(b + i * width);
+            const UintLanes is_zero = (UintLanes)((FloatLanes)((UintLanes)y & 0x7fffffffu) < smallest_b_);
+            out.v[i] = flushed(x * (FloatLanes)((UintLanes)y & ~is_zero));
+        }
+        return out;
+    }
+    static CFP_MEMBER Value sum(const Value& a, const Value& b, u64, u32) {
+        Value out;
+        for (int i = 0; i < 4; ++i) out.v[i] = flushed(a.v[i] + b.v[i]);
+        return out;
+    }
+
+private:
+    static CFP_MEMBER FloatLanes flushed(FloatLanes x) {
+        const UintLanes is_normal = (UintLanes)(((UintLanes)x & 0x7f800000u) != 0);
+        return (FloatLanes)((UintLanes)x & (is_normal | 0x80000000u));
+    }
+};
+
 // Exact products that are added to float32 sums, rounded to nearest: fused multiply-adds if the processor has them.
 struct FusedSums : LaneSums<FloatLanes, 4> {
     static constexpr bool in_blocks = true;
