@@ -50,8 +50,8 @@ from cpdrun.stats.means import deviation
 # pairs, a large effect after few. The largest effect is for broken formats: three pairs refute such a format even if
 # four ladders share the error probability.
 EFFECTS = (0.5, 1.0, 2.0, 4.0, 16.0)
-# A certificate needs this many pairs, unless the standard deviation is known: a candidate that is much noisier than those
-# behind its prior shows it with the second pair at the earliest.
+# A certificate needs at least this many pairs, because one pair cannot show that a candidate is much noisier than those
+# from which its prior was estimated. If the standard deviation is known, one pair is enough.
 FEWEST_PAIRS = 2
 # If a relative spread is below this, it may come from the rounding error of subtracting two values.
 _SPREADLESS = 1e-9
@@ -231,11 +231,11 @@ def half_width(
     prior: SpreadPrior = NO_PRIOR,
     equal_effect: float | None = None,
 ) -> float:
-    """Return the half width of a confidence interval. Infinity if no distance is enough.
+    """Return the half width of a confidence interval, which can be infinity.
 
-    At this distance of the mean from a boundary, the e-value is 1 / alpha, and T equals the critical statistic c. It is
-    c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, or c s0 / n if the standard deviation is known. Here,
-    `spread` is the standard deviation of single differences, rounding included.
+    If the mean is this far from a boundary, the e-value is 1 / alpha, and T equals the critical statistic c. The half
+    width is c sqrt(W / (n (n - c^2))) with W = (n - 1) spread^2 + nu s0^2, or c s0 / n if the standard deviation is
+    known. Here, `spread` is the standard deviation of single differences, rounding included.
     """
     critical = critical_statistic(pairs, alpha, prior.degrees, equal_effect)
     if math.isinf(prior.degrees):

@@ -102,7 +102,7 @@ class CausalSoftmax(torch.autograd.Function):
     def forward(score: Tensor, scale: float) -> Tensor:
         hidden = torch.ones(score.shape[-2:], dtype=torch.bool, device=score.device).triu(1)
         score = (score * scale).masked_fill_(hidden, -math.inf)
-        sees_none = score.amax(-1, keepdim=True) == -math.inf  # if the visible scores are -inf
+        sees_none = score.amax(-1, keepdim=True) == -math.inf  # whether all visible scores are -inf
         return score.softmax(-1).masked_fill_(sees_none, 0.0)
 
     @staticmethod

@@ -230,9 +230,10 @@ class Arithmetic:
     def _operands(
         self, role: str, one: str, other: str, x: Tensor, to_layout: Callable, kernel: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return an operand for the forward product, and for a product of the backward pass.
+        """Return an operand as rounded for the forward product `one`, and as rounded for the backward product `other`.
 
-        The gradient flows through the first tensor. The second one is None if it equals the first.
+        Only the first tensor has a gradient. The second one is None if it equals the first, or if gradients are
+        disabled.
         """
         forward_rounding, backward_rounding = (self.whole_rounding(role, p, x, kernel) for p in (one, other))
         forward = to_layout((x if forward_rounding is None else forward_rounding(x)).float())
@@ -283,7 +284,7 @@ def _without_randomness(name: str) -> str:
 
 
 def _depends_on_axis(rounding: Round | None, x: Tensor, kernel: Any) -> bool:
-    """Return whether x is rounded differently for products that sum over different dimensions."""
+    """Return whether the rounding of x depends on the dimension that a product sums over."""
     if getattr(rounding, "has_tiles", False):
         return x.dim() != 2 or not isinstance(kernel, Linear)
     return getattr(rounding, "has_axis", False)
@@ -367,7 +368,7 @@ class Product(torch.autograd.Function):
 
 
 def _is_private(x: Tensor) -> bool:
-    """Return whether the result of an operator, which nothing else uses, may be overwritten."""
+    """Return whether a result of an operator may be overwritten, provided that the caller alone uses it."""
     return observer is None and not torch.is_grad_enabled() and is_plain(x) and x.is_contiguous()
 
 

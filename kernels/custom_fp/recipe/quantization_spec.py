@@ -54,7 +54,8 @@ class QuantizationSpec:
     nearest: QuantizationSpec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # These attributes are computed here because torch.compile cannot trace this code. An accumulator has no format.
+        # These attributes are computed here because torch.compile cannot trace this code. The name of an accumulator
+        # cannot be parsed as that of a number format.
         fmt = None if is_name(self.format) else parse(self.format)
         by_product = self.hadamard is not None or self.cached is not None
         object.__setattr__(self, "has_axis", by_product or (fmt is not None and fmt.has_axis))

@@ -73,7 +73,7 @@ def _groups(values: Values, column: Mapping[str, Any]) -> Iterator[Group]:
 
 
 def _cell(group: Group) -> str:
-    """Return the mean of a group, such as `79.3 ± 0.5 (10)`, with the runs that failed or diverged."""
+    """Return the mean, standard deviation and number of runs of a group, such as `79.3 ± 0.5 (10, 2 failed)`."""
     values = [100 * value for value in group.values]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     mean = f"{statistics.fmean(values):.1f}{spread}" if values else "-"

@@ -1,8 +1,11 @@
-// Aligned blocks of products for 64 results of a row at a time, in float64. These are the same sums as in dot.h, also
-// with scales, groups and separate alignment of the terms and the partial sum.
+// Sums of aligned products: the products of a block are aligned to their largest exponent, truncated, and added to the
+// partial sum. This file computes 64 results of a row at a time, in float64, with the same bits as dot.h. Unlike
+// cpu_blocks.h, it also handles scales, groups, and `join`, which aligns the terms and the partial sum separately (see
+// Summing in dot.h).
 //
-// A product of two float32 values is exact in float64. Multiplied by a power of two, so that the last digit that is kept
-// has the value 1, it is truncated to a whole number. Sums of these numbers are exact, because they are below 2^53.
+// A product of two float32 values is exact in float64. It is multiplied by a power of two, so that the last digit that is
+// kept has the value 1, and then truncated to an integer. Sums of these integers are exact if they are below 2^53, which
+// `row` checks.
 #pragma once
 
 #include <vector>
@@ -65,8 +68,8 @@ public:
         }
         a_excess_ = prepare(a_, a_exponents_, a, depth, 1, s_.emin_a,
                             [&](int64_t k, int64_t) { return scales.a ? scales.a[k / s_.scales] : 0; });
-        // No sum of a block may have more than 53 digits.
-        int digits = s_.width + a_excess_ + b_excess_ + 2 + 1;
+        // A product is below 2^(width + 2), or more in groups. There are `block` products, a partial sum, and a sign.
+        int digits = s_.width + 2 + a_excess_ + b_excess_ + 1;
         for (int n = s_.block; n > 0; n >>= 1) ++digits;
         if (digits > 53) return false;
         for (int j = 0; j < panel; j += columns)
@@ -75,8 +78,8 @@ public:
     }
 
 private:
-    // Converts factors to doubles, and computes their exponents. Returns by how much a factor's exponent exceeds the
-    // exponent by which it is aligned. This is 0, except in groups, which are aligned by their scales.
+    // Converts factors to doubles, and computes the exponents by which they are aligned. Returns the largest amount by
+    // which the exponent of a factor exceeds that. Without groups this is 0. Groups are aligned by their scales.
     template <class Scale>
     int prepare(std::vector<double>& to, std::vector<i32>& exponents, const float* x, int64_t depth, int64_t n, int emin,
                 const Scale& scale) const {
@@ -99,6 +102,7 @@ private:
         return magnitude ? larger(static_cast<int>(magnitude >> 52) - 1023, least) : of_zero;
     }
 
+    // Computes the results of `columns` columns. Returns false if the results may be wrong.
     bool strip(float* out, int column, int64_t depth) {
         double acc[columns], total[columns] = {};
         const int64_t chunk = s_.chunk ? s_.chunk : depth > 0 ? depth : 1;
@@ -119,7 +123,8 @@ private:
         return true;
     }
 
-    // Rounds the sums of a block. Returns false if a sum is infinite, because the next block would need special cases.
+    // Rounds the sums of a block, and makes -0 positive. Returns false if a sum is infinite, because the next block would
+    // need special cases.
     bool round_sums(double* acc) const {
         if (is_float32_)
             for (int j = 0; j < columns; ++j) acc[j] = static_cast<double>(static_cast<float>(acc[j])) + 0.0;
@@ -133,8 +138,7 @@ private:
         return !infinite;
     }
 
-    // The functions below have the same names as those in dot.h that do the same.
-
+    // Replaces `largest` by larger exponents of the products.
     CFP_MEMBER void find_largest(int* largest, int column, int64_t begin, int64_t end, int64_t step) const {
         for (int64_t k = begin; k < end; k += step) {
             const i32 x = a_exponents_[static_cast<size_t>(k)], *y = b_exponents_.data() + k * panel + column;
@@ -146,7 +150,7 @@ private:
         for (int j = 0; j < columns; ++j) powers[j] = power_of_two<double>(sign * exponents[j] + plus);
         std::memcpy(&to, powers, sizeof to);
     }
-    // Adds the truncated products of every step-th term, times a power of two for each column.
+    // Multiplies every step-th product by the power of two of its column, truncates it, and adds it to the sum.
     CFP_MEMBER void add_products(Strip& sum, const Strip& power, int column, int64_t begin, int64_t end, int64_t step) const {
         const double* b = b_.data() + column;
         for (int64_t k = begin; k < end; k += step) {
@@ -159,6 +163,7 @@ private:
         }
     }
 
+    // Aligns acc and the terms by the same exponent and adds them, as in dot.h.
     __attribute__((noinline)) void together(double* acc, int column, int64_t begin, int64_t end) const {
         int largest[columns];
         for (int j = 0; j < columns; ++j) largest[j] = aligned_exponent(acc[j], emin_, zero_exponent);
@@ -186,6 +191,8 @@ private:
         std::memcpy(acc, &sum, sizeof sum);
     }
 
+    // Aligns and adds the terms, and then aligns and adds their sum and acc, by another exponent, as in dot.h. The second
+    // step rounds down instead of toward zero.
     __attribute__((noinline)) void joined(double* acc, int column, int64_t begin, int64_t end) const {
         int top[columns];
         for (int& e : top) e = 2 * zero_exponent;
