@@ -101,14 +101,10 @@ def main() -> int:
     )
     parser.add_argument("--pick", type=int, default=0, help="the number of a random choice; default: 0")
     arguments = parser.parse_args()
-    all_parts = {
-        name: trained
-        for name, parts in read_parts(DATA).items()
-        if (trained := [p for p in parts if not p.of])
-    }
+    all_parts = read_parts(DATA)
     names = arguments.names or [name for name in all_parts if (REFERENCES / name / VALUES).is_file()]
     if unknown := [name for name in names if name not in all_parts]:
-        parser.error(f"no reference {unknown[0]!r} with runs; there are: {', '.join(all_parts)}")
+        parser.error(f"no reference {unknown[0]!r}; there are: {', '.join(all_parts)}")
     table = ["| reference | run | weights |", "| --- | --- | --- |"]
     equal = True
     for name in names:

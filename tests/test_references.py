@@ -1,6 +1,7 @@
 """Test scripts/references.py on a tiny experiment in its own repository: interruption, repetition, and errors."""
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -136,22 +137,31 @@ def test_each_reference_has_its_experiments(monkeypatch):
     assert {word[4:] for part in parts for word in part.words if word.startswith("exp=")} <= experiments
 
 
-def test_a_run_is_compared_with_the_stored_run_of_the_same_settings(tmp_path, monkeypatch):
+def test_a_run_is_compared_with_the_stored_run_of_the_same_settings(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    from check_references import compare, train
+    import check_references
     from research.claims.values import read_values, write_values
 
     typed = ["exp=digits_bits", "epochs=1", "model.width=2", "aps=false", "seed=0"]
     axes = ["format=fp32", "sync.order=rank,tree"]  # different settings with equal weights
     assert main(["sweep", *typed, *axes, f"results_dir={tmp_path}", "name=kept"]) == 0
-    write_values([SweepDir(tmp_path / "kept")], tmp_path / "values.csv")
-    stored = read_values(tmp_path)
-    run = train([*typed, "format=fp32", "sync.order=tree"])
-    assert compare(run, stored) == "equal to the last bit"
+    write_values([SweepDir(tmp_path / "kept")], tmp_path / "kept" / "values.csv")
+    reference = {"sweep": [*typed, *axes], "report": [], "keep": []}
+    (tmp_path / "references.yaml").write_text(json.dumps({"kept": reference}))
+    monkeypatch.setattr(check_references, "REFERENCES", tmp_path)
+    monkeypatch.setattr(check_references, "DATA", tmp_path / "references.yaml")
+    monkeypatch.setattr(sys, "argv", ["check_references.py", "kept"])
+    capsys.readouterr()
+    assert check_references.main() == 0
+    assert "equal to the last bit" in capsys.readouterr().out.splitlines()[-1]
+
+    stored = read_values(tmp_path / "kept")
+    run = check_references.train([*typed, "format=fp32", "sync.order=tree"])
     tree = stored.rows["sync.order"] == "tree"
     stored.rows.loc[tree, ["weights_sha256", "metric:test_loss"]] = ["0" * 64, 1.25]
-    assert compare(run, stored).startswith("different weights: ") and "stored 1.25" in compare(run, stored)
-    assert compare({**run, "seed": 9}, stored) == "no stored run has these settings"
+    found = check_references.compare(run, stored)
+    assert found.startswith("different weights: ") and "stored 1.25" in found
+    assert check_references.compare({**run, "seed": 9}, stored) == "no stored run has these settings"
 
 
 def test_results_are_recorded_with_their_command_and_commit(repository, monkeypatch):
