@@ -43,11 +43,8 @@ WORDS = [
     *("lns4_3-exact-toward_zero", "lns4_3-fused-kahan", "hif8-block_4-to_odd"),
     *("p3109_k8p3se-fused-saturate", "p3109_k8p4uf-exact", "fp16-chunk_4_posit16"),
 ]
-PANELS = [
-    *(
-        "mi250_fp16",
-        "fp32-of_bf16-block_2-flush-pairwise",
-    ),  # of csrc/accumulators/lane_sums.h, in float32 and in float64
+PANELS = [  # of csrc/accumulators/lane_sums.h, in float32 and in float64
+    *("mi250_fp16", "fp32-of_bf16-block_2-flush-pairwise"),
     *("fp16-pairwise", "bf16-chunk_4", "e4m3fn-saturate", "bf16-saturate-pairwise", "fp16-fused"),
     "fp32-kahan",
     *("bf16-fused-pairwise", "e8m22-pairwise", "e8m13-fused", "fp32-saturate-kahan", "fp16-chunk_7"),
@@ -75,6 +72,7 @@ BLOCKS = [  # of csrc/accumulators/cpu_blocks.h, in float32 and in float64
     *("fp16-of_e4m3fn-block_8-width_12-toward_zero", "a100_tf32"),
     "fp32-of_e4m3fn-block_1-width_9-toward_zero",
     *("mi300_fp16", "mi300_fp8", "mi300_xf32", "fp16-of_fp16-block_16-width_40-saturate"),  # cpu_aligned.h
+    "fp32-of_fp16-block_8-width_30-join_40_20",
 ]
 CUDA = [  # of every kind of a kernel's rounding
     *("fp32-exact", "fp16-pairwise", "bf16-fused-toward_zero", "fp16-stochastic_5-kahan"),
@@ -225,8 +223,8 @@ def test_panels_leave_rows_that_they_cannot_compute_to_the_general_path():
 def test_aligned_blocks_at_the_limits_of_their_path():
     """Test blocks and widths up to the limits of cpu_blocks.h and beyond.
 
-    Some rows have special values, and others are computed by the fast path: zeros of both signs, blocks of zeros, and
-    largest values that cancel.
+    The rows contain zeros of both signs, blocks of zeros, and largest values that cancel. The fast paths compute some
+    of them and leave the others to dot.h.
     """
     for name in BLOCKS:
         how = Accumulator.parse(name)

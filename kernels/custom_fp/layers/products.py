@@ -70,9 +70,9 @@ has_tiles: If true, blocks are tiles of the last two dimensions, so a matrix is 
 cached: For the input of the weight gradient, the rounding of the values that are stored after the forward product. The
     stored values are then rounded again. None means that the unrounded values are stored.
 format: The name of the format, for reports.
-nearest: The function that replaces this function in evaluation. It is the function itself if that rounds equal tensors
-    equally.
-in_place: A function that rounds a contiguous float32 tensor in its own memory and returns it.
+nearest: The function that replaces this function in evaluation. It must be the function itself if that always gives the
+    same result for the same tensor.
+in_place: A function that rounds a contiguous float32 tensor in place and returns it.
 """
 
 
@@ -209,12 +209,12 @@ class Arithmetic:
         return Product.apply(x_forward, w_forward, x_backward, w_backward, bias, kernel, self, factor)
 
     def round_result(self, product: str, x: Tensor) -> Tensor:
-        """Round the result of a product, in its own memory if this is possible. Nothing else may use this memory."""
+        """Round the result of a product, in place if possible. The caller must be the only user of the result."""
         rounding: Any = self.roundings.get(("result", product))
         if rounding is None:
             return x
         in_place = getattr(rounding, "in_place", None)
-        return rounding(x) if in_place is None or not _is_private(x) else in_place(x)
+        return rounding(x) if in_place is None or not _can_overwrite(x) else in_place(x)
 
     def round_for_product(self, role: str, product: str, x: Tensor, kernel: Any) -> Tensor:
         """Return an operand, after rounding it along the dimension of the sum if its rounding depends on that."""
@@ -319,7 +319,7 @@ class Product(torch.autograd.Function):
             if bias is not None:
                 rounding = arithmetic.roundings.get(("result", FORWARD))
                 bias = bias if rounding is None else rounding(bias)
-                result = result.add_(bias) if _is_private(result) else result + bias
+                result = result.add_(bias) if _can_overwrite(result) else result + bias
             return arithmetic.round_result(FORWARD, result)
 
     @staticmethod
@@ -367,8 +367,8 @@ class Product(torch.autograd.Function):
         return dx, dw, None, None, db, None, None, None
 
 
-def _is_private(x: Tensor) -> bool:
-    """Return whether a result of an operator may be overwritten, provided that the caller alone uses it."""
+def _can_overwrite(x: Tensor) -> bool:
+    """Return whether a new tensor can be overwritten. The caller must be its only user."""
     return observer is None and not torch.is_grad_enabled() and is_plain(x) and x.is_contiguous()
 
 

@@ -54,8 +54,8 @@ class QuantizationSpec:
     nearest: QuantizationSpec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # These attributes are computed here because torch.compile cannot trace this code. The name of an accumulator
-        # cannot be parsed as that of a number format.
+        # These attributes are computed once, because torch.compile cannot trace this code. If `format` names an
+        # accumulator, there is no number format to parse.
         fmt = None if is_name(self.format) else parse(self.format)
         by_product = self.hadamard is not None or self.cached is not None
         object.__setattr__(self, "has_axis", by_product or (fmt is not None and fmt.has_axis))
@@ -67,7 +67,7 @@ class QuantizationSpec:
         return aps_quantize(x, self.format) if self.aps else self._quantized(x, None)
 
     def in_place(self, x: Tensor) -> Tensor:
-        """Round a contiguous float32 tensor in its own memory."""
+        """Round a contiguous float32 tensor in place, and return it."""
         return self(x) if self.aps else ops.quantize(x, self.format, rounding=self.rounding_mode, out=x)
 
     def along(self, x: Tensor, axis: int) -> Tensor:

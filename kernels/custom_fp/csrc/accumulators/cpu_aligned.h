@@ -49,7 +49,7 @@ public:
     explicit AlignedPanel(const Summing& s)
         : s_(s), sum_(make_quantizer<mode>(s, s.sum, s.sum_table)), total_(quantizer_of_total(s)),
           emin_(unpack_spec(s.sum).emin),
-          is_float32_(mode == nearest_even && unpack_spec(s.sum).is_plain && s.overflow == infinity && !s.sum_table && (s.sum & 0xffff) == float32) {}
+          is_float32_(mode == nearest_even && s.overflow == infinity && is_usual_sum(s) && (s.sum & 0xffff) == float32) {}
 
     void new_columns() { has_columns_ = false; }
 
@@ -68,8 +68,9 @@ public:
         }
         a_excess_ = prepare(a_, a_exponents_, a, depth, 1, s_.emin_a,
                             [&](int64_t k, int64_t) { return scales.a ? scales.a[k / s_.scales] : 0; });
-        // A product is below 2^(width + 2), or more in groups. There are `block` products, a partial sum, and a sign.
-        int digits = s_.width + 2 + a_excess_ + b_excess_ + 1;
+        // A product is below 2^(width + 2), or more in groups. There are `block` products, a partial sum, and a sign. With
+        // `join`, the sum gets more digits if that is larger than the width.
+        int digits = larger(s_.width, s_.join) + 2 + a_excess_ + b_excess_ + 1;
         for (int n = s_.block; n > 0; n >>= 1) ++digits;
         if (digits > 53) return false;
         for (int j = 0; j < panel; j += columns)
@@ -78,6 +79,8 @@ public:
     }
 
 private:
+    static bool is_usual_sum(const Summing& s) { return !s.sum_table && unpack_spec(s.sum).is_plain; }
+
     // Converts factors to doubles, and computes the exponents by which they are aligned. Returns the largest amount by
     // which the exponent of a factor exceeds that. Without groups this is 0. Groups are aligned by their scales.
     template <class Scale>
@@ -117,7 +120,10 @@ private:
                     together(acc, column, first, last);
                 if (!round_sums(acc)) return false;
             }
-            for (int j = 0; j < columns; ++j) total[j] = s_.chunk ? total_(add_to_odd(total[j], acc[j]), 0) : acc[j];
+            if (s_.chunk)
+                add_to_totals<columns>(total, acc, total_);
+            else
+                std::memcpy(total, acc, sizeof total);
         }
         for (int j = 0; j < columns; ++j) out[j] = canonical(static_cast<float>(total[j]));
         return true;
@@ -127,18 +133,14 @@ private:
     // need special cases.
     bool round_sums(double* acc) const {
         if (is_float32_)
-            for (int j = 0; j < columns; ++j) acc[j] = static_cast<double>(static_cast<float>(acc[j])) + 0.0;
-        else if (!sum_.table && sum_.rounder.is_plain)  // a loop that compilers vectorize
-            for (int j = 0; j < columns; ++j) acc[j] = round<mode>(acc[j], sum_.rounder, 0) + 0.0;
+            for (int j = 0; j < columns; ++j) acc[j] = static_cast<double>(static_cast<float>(acc[j]));
         else
-            for (int j = 0; j < columns; ++j) acc[j] = sum_(acc[j], 0) + 0.0;
-        u64 infinite = 0;
-        for (int j = 0; j < columns; ++j)
-            infinite |= static_cast<u64>((to_bits(acc[j]) & Bits<double>::infinity) == Bits<double>::infinity);
-        return !infinite;
+            round_columns<columns>(acc, sum_, is_usual_sum(s_));
+        for (int j = 0; j < columns; ++j) acc[j] += 0.0;
+        return all_finite<columns>(acc);
     }
 
-    // Replaces `largest` by larger exponents of the products.
+    // Raises `largest` to the largest exponent of every step-th product.
     CFP_MEMBER void find_largest(int* largest, int column, int64_t begin, int64_t end, int64_t step) const {
         for (int64_t k = begin; k < end; k += step) {
             const i32 x = a_exponents_[static_cast<size_t>(k)], *y = b_exponents_.data() + k * panel + column;

@@ -95,6 +95,28 @@ struct FusedSums : LaneSums<FloatLanes, 4> {
     static CFP_MEMBER void round_block(Value&) {}
 };
 
+// Rounds the sums of some columns. is_simple: the format has a sign and a -0, is not a table, and keeps subnormals. Then a
+// loop that compilers vectorize is enough.
+template <int columns, Mode mode> CFP_FN void round_columns(double* sum, const Quantizer<mode>& quantizer, bool is_simple) {
+    if (is_simple)
+        for (int j = 0; j < columns; ++j) sum[j] = round<mode>(sum[j], quantizer.rounder, 0);
+    else
+        for (int j = 0; j < columns; ++j) sum[j] = quantizer(sum[j], 0);
+}
+
+template <int columns> CFP_FN bool all_finite(const double* sum) {
+    u64 infinite = 0;
+    for (int j = 0; j < columns; ++j)
+        infinite |= static_cast<u64>((to_bits(sum[j]) & Bits<double>::infinity) == Bits<double>::infinity);
+    return !infinite;
+}
+
+// Adds the sums of a chunk to the totals, and rounds the totals.
+template <int columns> CFP_FN void add_to_totals(double* total, const double* sum, const Quantizer<nearest_even>& quantizer) {
+    for (int j = 0; j < columns; ++j) total[j] = add_to_odd(total[j], sum[j]);
+    round_columns<columns>(total, quantizer, !quantizer.table);
+}
+
 // Exact sums, of whole rows or of blocks with the partial sum. If all products and sums are multiples of one power of
 // two, and there are few enough digits, a double represents them. This works for any formats. The values of a table
 // need not be multiples of the same power as the products, so only the last sum is rounded to a table.
@@ -168,14 +190,8 @@ public:
             std::memcpy(error, acc.error, sizeof acc.error);
             for (int j = 0; j < columns; ++j) sum[j] = add_to_odd(sum[j], error[j]);
         }
-        if (is_usual_)  // uses a loop that compilers vectorize
-            for (int j = 0; j < columns; ++j) sum[j] = round<mode>(sum[j], quantizer_.rounder, 0);
-        else
-            for (int j = 0; j < columns; ++j) sum[j] = quantizer_(sum[j], 0);
-        u64 infinite = 0;
-        for (int j = 0; j < columns; ++j)
-            infinite |= static_cast<u64>((to_bits(sum[j]) & Bits<double>::infinity) == Bits<double>::infinity);
-        finite_ = finite_ && !infinite;
+        round_columns<columns>(sum, quantizer_, is_usual_);
+        finite_ = finite_ && all_finite<columns>(sum);
         std::memcpy(acc.sum, sum, sizeof sum);
     }
 };
@@ -295,13 +311,10 @@ private:
                 const RoundingDirection direction(Sums::direction);
                 segment(begin, end, acc);
             }
-            if (!s_.chunk)
+            if (s_.chunk)
+                add_to_totals<Sums::columns>(total, acc, total_);
+            else
                 std::memcpy(total, acc, sizeof total);
-            else if (total_.table)
-                for (int j = 0; j < Sums::columns; ++j) total[j] = total_(add_to_odd(total[j], acc[j]), 0);
-            else  // uses a loop that compilers vectorize
-                for (int j = 0; j < Sums::columns; ++j)
-                    total[j] = round<nearest_even>(add_to_odd(total[j], acc[j]), total_.rounder, 0);
         }
         for (int j = 0; j < Sums::columns; ++j) out[j] = canonical(static_cast<float>(total[j]));
     }
