@@ -56,22 +56,8 @@ def test_copied_runs_are_a_sweep(benchmarks, tmp_path, monkeypatch):
     import commands
 
     monkeypatch.setattr(commands, "RUNS", 3)
-    assert (
-        main(
-            [
-                "sweep",
-                "exp=digits_bits",
-                "epochs=1",
-                "model.width=2",
-                "format=fp32",
-                "aps=false",
-                "seed=0",
-                f"results_dir={tmp_path}",
-                "name=few",
-            ]
-        )
-        == 0
-    )
+    few = ["exp=digits_bits", "epochs=1", "model.width=2", "format=fp32", "aps=false", "seed=0", "name=few"]
+    assert main(["sweep", *few, f"results_dir={tmp_path}"]) == 0
     commands.copy_runs(tmp_path / "few", tmp_path / "many")
     assert [row.state for row in sweep_status(SweepDir(tmp_path / "many")).rows] == [State.DONE] * 3
 

@@ -54,7 +54,7 @@ def short(name: object, most: int = 14) -> str:
 
 
 def noun_of(key: str) -> str:
-    """Return what the values of an axis of bits are called: "recipe", "choice" (of another group) or "format"."""
+    """Return what a value of an axis of bits is called: "recipe", "format", or "choice" of another config group."""
     return "recipe" if key == RECIPE else "choice" if key in choices.GROUPS else "format"
 
 
@@ -145,7 +145,7 @@ class BitsAxis:
 
     @property
     def noun(self) -> str:
-        """What the values of this axis are called: "recipe", "choice" or "format"."""
+        """What a value of this axis is called: "recipe", "choice" or "format"."""
         return noun_of(self.key) if self.of_choices else "format"
 
     @property

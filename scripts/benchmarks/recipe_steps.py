@@ -39,7 +39,7 @@ RECIPES = [
 
 
 class Logits(nn.Module):
-    """A classifier from the transformers library with 31 classes. Its only input are the tokens."""
+    """A classifier from the transformers library with 31 classes. Its only input is a batch of token ids."""
 
     def __init__(self, folder: str):
         from transformers import AutoModelForSequenceClassification

@@ -46,9 +46,9 @@ def test_the_mixture_equals_a_loop_over_tokens(experts_per_token):
         result = compute(given)
         gradients = torch.autograd.grad(result.square().sum(), (given, *layer.parameters()))
         found.append([result, *gradients])
-    # The order of additions depends on the processor. Each sum errs by some 2^-24 of the norm of its terms, and ten
-    # sums follow each other: 10 x 2^-24 < 1e-6. With one expert per token, the exact gradient of the router is zero,
-    # so its error is relative to the largest gradient.
+    # The order of additions depends on the processor. A sum has an error of about 2^-24 times the norm of its terms,
+    # and about ten sums depend on each other, which gives 10 x 2^-24 < 1e-6. With one expert per token, the exact
+    # gradient of the router is zero, so its error is compared with the largest gradient.
     largest = max(gradient.norm() for gradient in found[1][1:])
     for one, other in zip(*found, strict=True):
         size = largest if experts_per_token == 1 else other.norm()

@@ -45,7 +45,7 @@ def _introduction(judgements: Sequence[Judgement], confidence: float) -> list[st
         "- **certified**: shown to be within the threshold of the claim",
         "- **refuted**: shown to be outside of it",
         "- **open**: not settled by the runs so far. The page says how many more pairs would probably settle it. "
-        "We stopped there because we train on two cores, which already took days",
+        "We stopped there because we train on two cores",
         "- **counted**: within the threshold by counting bytes or by a formula, which needs no statistics",
         "- **not run**: no values of single runs are stored",
         "",

@@ -2,9 +2,8 @@
 
     python scripts/research/simulations/simulate_search.py > results/reference/search/simulation.md
 
-The script prints a Markdown table. A "cell" is the set of paired runs of one candidate and its
-baseline. The prior of each simulated candidate is computed from the spreads of OTHERS other cells, with three pairs
-each.
+The script prints a Markdown table. A "cell" is the set of paired runs of one candidate and its baseline. The prior of
+each simulated candidate is computed from the spreads of OTHERS other cells, with three pairs each.
 
 Error rates are measured with candidates that are worse than their baseline by exactly the margin, the boundary case in
 which both a certificate and a refutation are wrong. The number of pairs to certify, and the share of candidates
