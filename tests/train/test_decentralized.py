@@ -188,3 +188,11 @@ def test_a_worker_is_emulated_without_copies():
             p.fill_(7.0)
     assert all((p == 7).all() for p in learner.models.parameters[2])
     assert not any((p == 7).all() for p in learner.models.parameters[1])
+
+
+def test_momentum_that_diverges_on_its_graph_is_noted_before_the_run():
+    settings = ["exp=digits_bits", *PLAIN, "seed=0", "sync=gossip_dpsgd", "world_size=8"]
+    settings += ["optim.momentum=0", "sync.quasi_global_momentum=0.9"]
+    runs = plan([*settings, "topology=ring,directed_ring"]).runs
+    notes = [check([run.config])["notes"] for run in runs]
+    assert notes[0] == [] and "apart by 0.6% in each step" in notes[1][0]

@@ -37,6 +37,10 @@ class DPSGD(Gossip):
             means = self._means(x_WxD, step=step, epoch=epoch)
             self._mixed = [mean_D.sub_(x_D) for mean_D, x_D in zip(means, x_WxD, strict=True)]
 
+    def step_mixing(self, matrix_NxN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mixing matrices of the weights and of the step, which is not mixed if the exchange overlaps."""
+        return matrix_NxN, np.eye(len(matrix_NxN)) if self.overlap else matrix_NxN
+
     def mix(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
         """Replace the weights by the mean of the neighbors' weights."""
         if self.overlap:

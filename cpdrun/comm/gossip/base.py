@@ -13,7 +13,7 @@ Quasi-global momentum: Lin, Karimireddy, Stich and Jaggi, arXiv 2102.04761, algo
 m instead of the gradient g, and the optimizer has no momentum. After the gossip of round t, m = mu m + (1 - mu) (x_t -
 x_{t+1}) / lr, with mu = beta. A difference from the paper: a round with learning rate 0 leaves m unchanged. With
 nesterov (QG-DSGDm-N, used by Aketi, Kodge and Roy, arXiv 2111.09389), let d = g + weight decay of x. Then a step uses d
-+ beta (beta m + d).
++ beta (beta m + d). On some graphs, this momentum is unstable by itself, see `Gossip.momentum_growth`.
 
 Shapes: N workers, W of them on this rank, D values of all parameters of one worker, M bytes of a message, P parameters.
 Sums over workers are computed row by row, in ascending order of workers, so the assignment of workers to ranks does not
@@ -121,6 +121,22 @@ class QuasiGlobalMomentum:
                 moved_D = torch.sub(before_D, x_D).div_(lr)
                 m_D.mul_(self.beta).add_(moved_D, alpha=1 - self.beta)
 
+    def step_matrix(self, weights_NxN: np.ndarray, momentum_NxN: np.ndarray) -> np.ndarray:
+        """Return the matrix (2N, 2N) by which a step without gradients multiplies N weights and their N momenta.
+
+        Args:
+            weights_NxN: The mixing matrix of the weights from before the step.
+            momentum_NxN: The mixing matrix of the step itself.
+        """
+        eye = np.eye(len(weights_NxN))
+        step = -(self.beta**2 if self.nesterov else self.beta) * momentum_NxN
+        return np.block(
+            [
+                [weights_NxN, step],
+                [(1 - self.beta) * (eye - weights_NxN), self.beta * eye - (1 - self.beta) * step],
+            ]
+        )
+
 
 @dataclass(frozen=True)
 class Round:
@@ -172,6 +188,7 @@ class Gossip(ABC):
     """
 
     learner = "cpdrun.train.learners.separate_weights.GossipWeights"
+    eta = 1.0  # the consensus step size
 
     def __init__(
         self,
@@ -250,7 +267,35 @@ class Gossip(ABC):
             self.before_step(x_WxD, step=step + later, epoch=epoch)
             self.mix(x_WxD, step=step + later, epoch=epoch)
 
+    def momentum_growth(self) -> float | None:
+        """Return the factor by which quasi-global momentum changes the differences between workers in each step.
+
+        The momentum follows every change of the weights, also those by gossip. On graphs in which messages travel in
+        one direction, such as long directed rings, this can amplify differences between workers. If the factor is above
+        1, training diverges at any learning rate. It is the spectral radius of a step without gradients and
+        compression. If the graph changes between rounds, it is the mean over a period.
+
+        Returns:
+            The factor, or None without quasi-global momentum, for a single worker, and for mixing matrices that are not
+            doubly stochastic.
+        """
+        matrices = [round_.matrix_NxN for round_ in self.rounds]
+        doubly_stochastic = all(np.allclose(W_NxN.sum(axis=1), 1) for W_NxN in matrices)
+        if self.momentum is None or self.world_size == 1 or not doubly_stochastic:
+            return None
+        without_mean = np.kron(np.eye(2), np.eye(self.world_size) - 1 / self.world_size)
+        period = without_mean
+        for matrix_NxN in matrices:
+            period = self.momentum.step_matrix(*self.step_mixing(matrix_NxN)) @ period
+        radius = np.abs(np.linalg.eigvals(without_mean @ period)).max()
+        return float(radius ** (1 / len(matrices)))
+
     # ---- methods that an algorithm overrides
+
+    def step_mixing(self, matrix_NxN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the matrices by which a round mixes the weights from before the step, and the step itself."""
+        mixing_NxN = np.eye(len(matrix_NxN)) * (1 - self.eta) + matrix_NxN * self.eta
+        return mixing_NxN, mixing_NxN
 
     def matrices(self, topology: Topology, world_size: int) -> list[np.ndarray]:
         """Return the mixing weights of each round.

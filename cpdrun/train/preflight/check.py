@@ -19,6 +19,7 @@ from custom_fp.formats.names import parse
 from custom_fp.recipe.coverage import FLOAT32_LABEL, percent_text, shares_text
 
 import cpdrun
+from cpdrun.comm.gossip.base import Gossip
 from cpdrun.errors import UserError
 from cpdrun.train.build import BuildError, Parts, build
 from cpdrun.train.instantiate import find_memory_error, first_line
@@ -77,7 +78,7 @@ def _check_run(config: dict[str, Any]) -> list[str]:
     """
     parts = build(config, torch.device("cpu"))
     check_sample(config, parts)
-    products, notes = emulated_products(parts), _schedule_notes(config, parts)
+    products, notes = emulated_products(parts), _schedule_notes(config, parts) + _momentum_notes(parts)
     if products is None:
         return notes
     recipe = config.get("recipe")
@@ -108,6 +109,19 @@ def _schedule_notes(config: dict[str, Any], parts: Parts) -> list[str]:
     return [
         f"the run ends during the warm-up of {warmup:g} epochs, because max_steps={config['max_steps']} are "
         f"{length:.2g} epochs. Type schedule=constant or schedule.warmup_epochs=0"
+    ]
+
+
+def _momentum_notes(parts: Parts) -> list[str]:
+    """Return a note if the quasi-global momentum of a gossip algorithm diverges on its graph."""
+    sync = parts.sync
+    growth = sync.momentum_growth() if isinstance(sync, Gossip) else None
+    if growth is None or growth <= 1:
+        return []
+    return [
+        f"sync.quasi_global_momentum={sync.beta:g} diverges on this graph of {sync.world_size} workers: even without "
+        f"gradients, the workers' weights move apart by {growth - 1:.1%} in each step. Type optim.momentum instead, or a "
+        "topology with two-way links, such as topology=ring"
     ]
 
 

@@ -315,3 +315,45 @@ def test_ranks_have_the_bits_of_one_process() -> None:
         assert kept["bytes_sent"] == state["bytes_sent"]
         for w, name in itertools.product(range(4), state["memory"][0]):
             assert torch.equal(kept["memory"][w][name], state["memory"][w][name])
+
+
+MOMENTUM = {"quasi_global_momentum": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("rule", "N", "topology", "settings"),
+    [
+        ("dpsgd", 8, Ring("uniform", directed=True), MOMENTUM),
+        ("dpsgd", 16, Ring("uniform", directed=True), MOMENTUM),
+        ("dpsgd", 16, RING, MOMENTUM),
+        ("dpsgd", 16, RING, MOMENTUM | {"overlap": True}),
+        ("dpsgd", 16, RandomPairs("uniform", period=4, seed=0), MOMENTUM),
+        ("choco", 8, Ring("uniform", directed=True), MOMENTUM | {"nesterov": True, "knows_start": True}),
+        ("choco", 16, Ring("uniform", directed=True), MOMENTUM | {"eta": 0.3, "knows_start": True}),
+    ],
+)
+def test_quasi_global_momentum_moves_workers_apart_at_the_predicted_rate(rule, N, topology, settings):
+    gossip = make(rule, N, topology, **settings)
+    rows = WeightLayout(SHAPES)
+    x = start(rows, N, gossip.mine)
+    gossip.begin(rows, x)
+    x.normal_(generator=torch.Generator().manual_seed(0)).sub_(x.mean(dim=0))  # a mean of 0, so distances stay exact
+    distances = []
+    for step in range(240):
+        gossip.before_step(x, step=step, epoch=0)
+        step_WxD = torch.zeros_like(x)
+        for i, row in enumerate(step_WxD):
+            gossip.correct(i, rows.parameters(row))
+        x -= 0.1 * step_WxD
+        gossip.after_step(x, lr=0.1, step=step, epoch=0)
+        distances.append((x - x.mean(dim=0)).norm())
+    rate = float(distances[-1] / distances[-161]) ** (1 / 160)
+    assert rate == pytest.approx(gossip.momentum_growth(), abs=5e-3)
+
+
+def test_the_growth_of_quasi_global_momentum_in_known_cases():
+    assert make("dpsgd", 8, Ring("uniform", directed=True), **MOMENTUM).momentum_growth() == pytest.approx(1.00615, abs=1e-5)
+    assert make("dpsgd", 8, Complete("uniform"), **MOMENTUM).momentum_growth() < 1
+    assert make("dpsgd", 1, Ring("uniform", directed=True), **MOMENTUM).momentum_growth() is None
+    assert make("dpsgd").momentum_growth() is None
+    assert make("push_sum", 6, ARROWS, **MOMENTUM).momentum_growth() is None  # rows that do not sum to 1
