@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from custom_fp.formats.names import parse
 from custom_fp.layers.multihead_attention import QuantMultiheadAttention
+from custom_fp.operators.dtensors import is_sharded
 from custom_fp.recipe.apply import apply_recipe, placement_in, rounded_in, uncalled
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -280,7 +280,7 @@ class StateRounding:
         Raises:
             UserError: If a state is sharded and the format has scales.
         """
-        sharded = [p for p in parameters if isinstance(p, DTensor) and optimizer_state(optimizer, p)]
+        sharded = [p for p in parameters if is_sharded(p) and optimizer_state(optimizer, p)]
         if sharded and parse(self.format).has_scales:
             raise UserError(
                 f"{self.typed}optimizer_state={self.format} has scales for blocks of elements, but fully_shard would "

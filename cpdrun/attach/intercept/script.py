@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from custom_fp.operators.dtensors import is_sharded
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
@@ -92,7 +92,7 @@ class Script:
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the optimizers update, without FSDP's shards."""
         found = {id(p): p for optimizer in self.optimizers for p in parameters_of(optimizer)}
-        return [p for p in found.values() if not isinstance(p, DTensor)]
+        return [p for p in found.values() if not is_sharded(p)]
 
     def number_of(self, optimizer: Optimizer) -> int:
         """Return the optimizer's number. A new optimizer is added."""
@@ -183,7 +183,7 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def trainable(parameters: Iterable[Any]) -> list[nn.Parameter]:
     """Return the parameters that receive gradients in this process, without FSDP's shards."""
-    return [p for p in parameters if p.requires_grad and p.is_leaf and not isinstance(p, DTensor)]
+    return [p for p in parameters if p.requires_grad and p.is_leaf and not is_sharded(p)]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import torch
 from custom_fp.formats.names import parse
+from custom_fp.operators.dtensors import is_sharded
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -210,7 +210,7 @@ def optimizer_state(optimizer: Optimizer, parameter: nn.Parameter) -> list[Tenso
     """
     values = tree_leaves(optimizer.state.get(parameter, {}))
     found = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0]
-    return [v.to_local() if isinstance(v, DTensor) else v for v in found]
+    return [v.to_local() if is_sharded(v) else v for v in found]
 
 
 def activation_bytes(model: nn.Module, forward: Callable[[], object], bits: int | None) -> int:

@@ -241,10 +241,11 @@ _ending: set[int] = set()
 
 @functools.cache
 def _watch_optimizers() -> None:
-    register_optimizer_step_post_hook(_after_step)
+    # disable() is called here, not as a decorator, because it imports torch._dynamo, which takes more than a second.
+    reason = "an optimizer's step ends a step of histories"
+    register_optimizer_step_post_hook(torch.compiler.disable(_after_step, reason=reason))
 
 
-@torch.compiler.disable(reason="an optimizer's step ends a step of histories")
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
     updated = [number for number, histories in _following.items() if histories.is_updated_by(optimizer)]
     if torch._C._current_graph_task_id() == -1:

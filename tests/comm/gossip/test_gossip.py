@@ -337,7 +337,9 @@ def test_quasi_global_momentum_moves_workers_apart_at_the_predicted_rate(rule, N
     rows = WeightLayout(SHAPES)
     x = start(rows, N, gossip.mine)
     gossip.begin(rows, x)
-    x.normal_(generator=torch.Generator().manual_seed(0)).sub_(x.mean(dim=0))  # a mean of 0, so distances stay exact
+    x.normal_(generator=torch.Generator().manual_seed(0)).sub_(
+        x.mean(dim=0)
+    )  # a mean of 0, so distances stay exact
     distances = []
     for step in range(240):
         gossip.before_step(x, step=step, epoch=0)
@@ -352,7 +354,9 @@ def test_quasi_global_momentum_moves_workers_apart_at_the_predicted_rate(rule, N
 
 
 def test_the_growth_of_quasi_global_momentum_in_known_cases():
-    assert make("dpsgd", 8, Ring("uniform", directed=True), **MOMENTUM).momentum_growth() == pytest.approx(1.00615, abs=1e-5)
+    assert make("dpsgd", 8, Ring("uniform", directed=True), **MOMENTUM).momentum_growth() == pytest.approx(
+        1.00615, abs=1e-5
+    )
     assert make("dpsgd", 8, Complete("uniform"), **MOMENTUM).momentum_growth() < 1
     assert make("dpsgd", 1, Ring("uniform", directed=True), **MOMENTUM).momentum_growth() is None
     assert make("dpsgd").momentum_growth() is None
