@@ -123,14 +123,18 @@ def other_axes(runs: pd.DataFrame) -> list[str]:
     """Return the config keys that differ between runs, without core axes and seed.
 
     A key is left out if another listed key determines it, such as `model.depth` if only `model._target_` changes it, or
-    if it always equals the format, as in `model.errors: ${format}`. For named cases, the key of the case comes first,
+    if it always equals the format, as in `model.errors: ${format}`. A key called seed is also left out if it equals the
+    run's seed wherever it is set, as in `topology.seed: ${seed}`. For named cases, the key of the case comes first,
     and all keys that the case determines are left out.
     """
     axes: list[str] = [CASE] if CASE in runs.columns and _varies(runs, CASE) else []
     varying = [
         key
         for key in config_keys(runs)
-        if may_be_axis(key) and _varies(runs, key) and not (runs[key] == runs["format"]).all()
+        if may_be_axis(key)
+        and _varies(runs, key)
+        and not (runs[key] == runs["format"]).all()
+        and not (key.endswith(f".{SEED}") and (runs[key].isna() | (runs[key] == runs[SEED])).all())
     ]
     for key in sorted(varying, key=_as_listed):
         # Settings of the task are also left out if they follow from the data set.

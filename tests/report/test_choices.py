@@ -82,6 +82,12 @@ def test_a_key_that_repeats_the_format_is_no_axis():
     assert other_axes(pd.DataFrame(runs)) == ["precision.errors"]
 
 
+def test_a_seed_that_repeats_the_seed_of_the_run_is_no_axis():
+    runs = pd.DataFrame({"format": ["fp32"] * 3, "seed": [0, 1, 2], "sync.topology.seed": [None, 1, 2]})
+    assert other_axes(runs) == []
+    assert other_axes(runs.assign(**{"sync.topology.seed": [0, 2, 2]})) == ["sync.topology.seed"]
+
+
 def test_each_choice_has_a_row_with_its_bits_and_its_verdict(new_sweep, report):
     means = {"pure_fp8": 0.93, "fp32": 0.98, "pure_fp16": 0.9805, "mixed_fp16": 0.9795, "int8": 0.981}
     made = report(fill(new_sweep(), means), formats=["csv", "md", "tex"])

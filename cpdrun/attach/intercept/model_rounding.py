@@ -280,7 +280,7 @@ class StateRounding:
         Raises:
             UserError: If a state is sharded and the format has scales.
         """
-        sharded = [p for p in parameters if is_sharded(p) and optimizer_state(optimizer, p)]
+        sharded = [p for p in parameters if optimizer_state(optimizer, p) and is_sharded(p)]
         if sharded and parse(self.format).has_scales:
             raise UserError(
                 f"{self.typed}optimizer_state={self.format} has scales for blocks of elements, but fully_shard would "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from custom_fp.formats.names import read
 from custom_fp.formats.protocol import NumberFormat
 from custom_fp.rounding import is_stochastic
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 _REASONS = {
     "quantize_delayed": "delayed scaling does not support tensor parallelism, because a rank sees only a part of each "
     "tensor; use a recipe without history, such as fp8_tensorwise",
@@ -25,7 +28,7 @@ _REASONS = {
 }
 
 
-def is_sharded(x: object) -> bool:
+def is_sharded(x: object) -> TypeGuard[DTensor]:
     """Return whether x is a DTensor. The check does not import torch.distributed.tensor, because that is slow."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
