@@ -61,7 +61,7 @@ def compare(before: dict[str, str], after: dict[str, str]) -> int:
 
 
 def small_experiments() -> list[str]:
-    """Return the experiments whose data is on this machine."""
+    """Return digits_bits and all other experiments whose data is on this machine."""
     names = sorted(path.stem for path in Path("conf/exp").glob("*.yaml"))
     return [WHOLE, *(name for name in names if name != WHOLE and not planned(name)["missing"])]
 

@@ -254,7 +254,7 @@ def main() -> int:
         )
     try:
         if not _make_all(maker, {name: parts[name] for name in to_make}):
-            print(f"nothing is copied until all are made; finished references are in {maker.work}")
+            print(f"not all references could be made, so none were copied; finished ones are in {maker.work}")
             return FAILED
         for name in names:
             put(maker.made(name), arguments.out / name)

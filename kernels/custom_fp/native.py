@@ -110,7 +110,7 @@ def pack_rule(fmt: Format | Tabulated, rule: Rule = NEAREST) -> tuple[int, ...]:
         *rule.flat,
         table.data_ptr(),
         nearest.data_ptr(),
-    )  # table_of caches the tables, so they stay alive
+    )  # table_of caches the tables, so these stay valid
 
 
 def pack_product(a: Tensor, b: Tensor, out: Tensor) -> tuple[int, ...]:

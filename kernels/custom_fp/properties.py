@@ -51,10 +51,10 @@ class FormatFacts:
     Attributes:
         name: The name of the format.
         kind: The name of the class that implements the format, such as "Format" or "BlockFormat".
-        bits: The bits per value, including scales.
-        code_bits: The bits of a code.
-        exponent_bits: The bits of the exponent.
-        mantissa_bits: The bits of the mantissa.
+        bits: The number of bits per value, including scales.
+        code_bits: The number of bits of a code.
+        exponent_bits: The number of bits of the exponent.
+        mantissa_bits: The number of bits of the mantissa.
         bias: The bias of the exponent.
         family: The family of a scalar format, such as "ieee" or "fn".
         is_signed: Whether the format has negative values.

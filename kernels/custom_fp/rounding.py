@@ -1,4 +1,4 @@
-"""Rounding modes and overflow modes. They decide to which neighbor a value is rounded, and when the result overflows.
+"""Rounding modes decide to which neighbor a value is rounded, and overflow modes what becomes of large values.
 
 A value x is rounded to a multiple of the quantum q = 2**(max(floor(log2|x|), emin) - m), where m is the number of
 mantissa bits of the format. This module does not import torch.
@@ -93,7 +93,7 @@ class Form(_Word):
 
     @property
     def most_bits(self) -> int:
-        """The largest number of random bits. Except for CUT, three of the 32 bits encode the form."""
+        """The largest number of random bits. Forms other than CUT need three of the 32 bits of a mask."""
         return MOST_BITS if self is Form.CUT else MOST_BITS - 2
 
     @cached_property

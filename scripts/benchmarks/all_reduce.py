@@ -53,9 +53,9 @@ def time_exchanges(n_values: int, repeats: int) -> dict[str, list[tuple[float, i
 
 
 def time_training_steps(n_parameters: int, repeats: int) -> dict[str, list[tuple[float, int]]]:
-    """Time the training steps (forward, backward and exchange) of models of square linear layers with 16 samples.
+    """Time training steps (forward, backward and exchange) of square linear layers with a batch of 16 samples.
 
-    One model per communication hook is timed, one after the other.
+    There is one model for each communication hook. They are timed one after the other.
     """
     import torch
     from torch import nn

@@ -1,10 +1,10 @@
 """Time whole commands: a dry run, the status of a sweep with 2,000 runs, and a report on 35 runs.
 
     python scripts/benchmarks/commands.py                                          # the installed version
-    python scripts/benchmarks/commands.py OLD/.venv/bin/cpdrun .venv/bin/cpdrun    # two versions, in turns
+    python scripts/benchmarks/commands.py OLD/.venv/bin/cpdrun .venv/bin/cpdrun    # two versions, alternating
 
-The runs are trained once, for one epoch of exp=digits_bits. The 2,000 runs are copies of them. Each command is timed
-from its start to its end, in turns with the other versions, and the fastest turn counts. The processor time is less
+The runs are trained once, for one epoch of exp=digits_bits. The 2,000 runs are copies of them. The versions run
+alternately. The smallest wall time and the smallest CPU time of each command are reported. The CPU time is less
 affected by other programs than the time that a user waits.
 """
 

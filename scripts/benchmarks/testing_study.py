@@ -171,7 +171,7 @@ def check_legal(elements: int, seed: int = 0) -> list[str]:
 
 @dataclass
 class Kernel:
-    """A correct product, and the same product with a bug."""
+    """A kernel with a deliberate bug: its result (`got`) and the correct result."""
 
     name: str
     got: Tensor

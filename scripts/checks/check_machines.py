@@ -32,11 +32,11 @@ _libm.fmaf.argtypes, _libm.fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
 
 @dataclass
 class Scaled:
-    """An operand with scales. All arrays have the shape of the values."""
+    """An operand with scales. A scale is repeated for each value of its block, so all arrays have the same shape."""
 
     values: torch.Tensor
     units: np.ndarray
-    """The values: codes times the scales of their blocks."""
+    """The values without the scale of the whole tensor: codes times the scales of their blocks."""
     exponents: np.ndarray
     """The exponents of codes plus those of their scales."""
     scales: np.ndarray
@@ -95,7 +95,7 @@ def aligned(a_MxK: np.ndarray, b_KxN: np.ndarray, how: custom_fp.Accumulator) ->
 
 
 def cut_off(terms: list[tuple[np.ndarray, np.ndarray]], how: custom_fp.Accumulator) -> np.ndarray:
-    """Align terms to their largest exponent, truncate them and add them. A term is a value and its exponent."""
+    """Align terms to their largest exponent, truncate, add and round them. A term is a value and its exponent."""
     common = np.max([exponent for _, exponent in terms], axis=0)
     whole = np.zeros(common.shape, dtype=np.int64)
     for value, _ in terms:

@@ -76,7 +76,7 @@ def _matrix_core(of: str, terms: int, split: int = 1) -> str:
     return f"fp32-of_{of}-block_{terms}-width_24-join_31_24{halves}"
 
 
-# If several machines have the same arithmetic, the first one provides the name of the accumulator.
+# If several machines have the same arithmetic, the accumulator is named after the first of them.
 MACHINES: dict[str, Machine] = {
     "v100_fp16": Machine(_tensor_core("fp16", 4, 23), f"Volta, m8n8k4; {_MMA}, Fasi"),
     "v100_fp16_to_fp16": Machine(_tensor_core("fp16", 4, 23, "fp16"), f"Volta, m8n8k4; {_MMA}"),

@@ -202,9 +202,9 @@ class Dot:
         return to_odd(_lowered(total, top - self.width - largest + bits) + kept, largest - bits)
 
     def factors(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return s, u and e of product k = s * 2**u, where e is the exponent by which it is aligned.
+        """Return s, u and e of product k, which equals s * 2**u and is aligned by the exponent e.
 
-        If products are grouped, e is the exponent by which the group is aligned that begins with product k.
+        If products are grouped, e is the exponent by which the group that contains product k is aligned.
         """
         of_a, of_b = self.how.elements
         a_scale, b_scale = self.scales_of(k)

@@ -39,9 +39,8 @@ def _kinds(under: type[NumberFormat] = NumberFormat) -> dict[str, type[NumberFor
     return found
 
 
-KINDS = {
-    name: kind for name, kind in _kinds().items() if kind.EXAMPLES
-}  # The built-in kinds of formats whose formats have names.
+# The built-in classes of formats by name, without those whose formats cannot be referred to by a name
+KINDS = {name: kind for name, kind in _kinds().items() if kind.EXAMPLES}
 
 # Models that were saved by earlier versions contain the names of these kinds.
 _FORMER_KINDS: dict[str, Callable[..., NumberFormat]]

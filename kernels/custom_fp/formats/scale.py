@@ -33,7 +33,7 @@ class ScaleFormat:
 
     Attributes:
         name: The name of the format.
-        bits: The bits of a code.
+        bits: The number of bits of a code.
         smallest: The smallest scale.
         largest: The largest scale.
         nan_code: The code of NaN, or None for float32.
@@ -53,7 +53,7 @@ class ScaleFormat:
 
     @classmethod
     def parse(cls, name: str | ScaleFormat) -> ScaleFormat:
-        """Return the format of scales with the given name. If there is none, raise ValueError."""
+        """Return the scale format with the given name, or raise ValueError if the name is unknown."""
         if isinstance(name, ScaleFormat):
             return name
         if (known := ALIASES.get(name, name)) not in SCALES:

@@ -52,5 +52,5 @@ def meant(name: object) -> str | None:
 
 
 def naming_notes(names: Iterable[object]) -> list[str]:
-    """Return notes on misleading names among these formats: e4m3 is not the FP8 format of hardware."""
+    """Return a note if e4m3 is among the names, because it is not the FP8 format of hardware, which is e4m3fn."""
     return [E4M3_NOTE] if any(isinstance(name, str) and name == "e4m3" for name in names) else []

@@ -80,7 +80,7 @@ def _middles(low: Fraction, high: Fraction, parts: int) -> list[Fraction]:
 
 
 def _with_signs(magnitudes: Iterable[Fraction]) -> list[float]:
-    """Return the values of codes 0 to 127, followed by their negatives. The second zero is never written."""
+    """Return the values of the codes without a sign bit, followed by their negatives. The negative of 0 is +0."""
     positive = [float32(float(value)) for value in magnitudes]
     return positive + [-value if value else 0.0 for value in positive]
 

@@ -177,7 +177,7 @@ def attach_(module: nn.Module, rounding_class: type | None = None) -> Attachment
 
 
 def class_of(module: nn.Module) -> type:
-    """Return the user's class of a module, ignoring the subclasses of rounding, fully_shard and parametrizations."""
+    """Return the user's class of a module, not the subclass that rounding, fully_shard or a parametrization made."""
     # If rounding is attached, `module.__class__` is the user's class, but `type(module)` is the subclass that rounds.
     kind: type = module.__class__.__bases__[0] if is_parametrized(module) else module.__class__
     fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it would be slow

@@ -206,7 +206,10 @@ def can_be_written(out: Tensor, inputs: Sequence[Tensor]) -> bool:
 
 
 def _overlaps_partly(a: Tensor, b: Tensor) -> bool:
-    """Return whether two different tensors share memory. Tensors with gaps are ignored, since they may interleave."""
+    """Return whether two tensors share memory without being the same view.
+
+    Return False for tensors with gaps, because their elements may interleave without sharing memory.
+    """
     start_a, start_b = a.data_ptr(), b.data_ptr()
     distance = start_b - start_a if start_a <= start_b else start_a - start_b
     if distance >= _extent(a if start_a <= start_b else b) or a.device != b.device:

@@ -99,9 +99,10 @@ class Applied:
             self.placement.at(step)
 
     def coverage(self, model: nn.Module, *args: Any, **kwargs: Any) -> Coverage:
-        """Run a forward and a backward pass, and return the share of multiply-accumulates that read each format.
+        """Run a forward and a backward pass, and return the share of multiply-accumulates with operands in each format.
 
-        The model keeps its mode. Its gradients, buffers and delayed scales, and the random state, are restored.
+        The model stays in training or evaluation mode. Its gradients, buffers and delayed scales are restored, and so
+        is the state of the random number generators.
 
         Args:
             model: The model, or a wrapper of it, such as DistributedDataParallel.

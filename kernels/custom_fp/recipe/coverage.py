@@ -77,7 +77,7 @@ class Product(NamedTuple):
 
 
 class Coverage(Mapping[str, float]):
-    """The share of the multiply-accumulates that read each format. Iteration starts with the largest share.
+    """The share of the multiply-accumulates whose operands have each format. Iteration starts with the largest share.
 
     The key is the format of both operands, or "A x B" if their formats differ. Options of a format are left out, so
     nvfp4_2d counts as nvfp4. If only the sums are rounded, the key is "float32 summed in C". "float32" is always a key.

@@ -122,7 +122,7 @@ class Delayed:
 
     @property
     def nearest(self) -> Delayed:
-        """The rounding for evaluation, which is not stochastic and does not record tensors."""
+        """The rounding for evaluation, which is not stochastic and records no magnitudes."""
         if not self.records and not self.rounding.is_stochastic:
             return self
         return Delayed(self.rounding.nearest, self.history, records=False)

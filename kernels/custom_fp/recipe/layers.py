@@ -174,7 +174,7 @@ def operations_called_by(module: nn.Module) -> tuple[str, ...]:
     """
     if class_of(module) is nn.MultiheadAttention:
         return SCORES, VALUES
-    if isinstance(module, torch.jit.ScriptModule):  # TorchScript calls functions outside of Python
+    if isinstance(module, torch.jit.ScriptModule):  # TorchScript calls functions without Python
         return ()
     is_pytorchs = class_of(module).__module__.startswith(("torch.nn.", "custom_fp."))
     return () if is_pytorchs else PARTS

@@ -119,7 +119,7 @@ class Placement:
             activation.update(self.rules, phase)
 
     def check_called(self, never_called: Collection[str] = ()) -> None:
-        """Raise ValueError if a rule is not `optional` and the model has called nothing that the rule selects.
+        """Raise ValueError if the model called nothing that a rule selects, unless the rule is `optional`.
 
         Call this method after the model's forward pass.
 

@@ -7,7 +7,7 @@ The compiled backends give bit-identical results. A backend is a subclass of `Sc
 of the backend where they exist, and otherwise uses PyTorch. Inputs are rounded to float32 first. A tensor without
 elements has no blocks, but it can have a scale of the whole tensor.
 
-Shapes: B blocks of K elements, in the order of the scales. Blocks at an edge are filled up with zeros.
+Shapes: B blocks of K elements, in the order of the scales. Blocks at an edge are padded with zeros.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cut tensors into the blocks that share a scale, and pack codes into dense bytes, in PyTorch on any device.
 
-Shapes: n elements in B blocks of K. Blocks at an edge are filled up with zeros.
+Shapes: n elements in B blocks of K. Blocks at an edge are padded with zeros.
 """
 
 from __future__ import annotations

@@ -134,9 +134,8 @@ def scale_codes(
 
 def _exponent(value: Tensor, added: int) -> Tensor:
     """Return floor(log2) of the positive float32 values that result from adding `added` to the bits of `value`."""
-    is_small = (
-        value < 2.0**-100
-    )  # multiplied by 2**24, because subnormal values have no exponent in their bits
+    is_small = value < 2.0**-100
+    # The bits of subnormal values contain no exponent, so small values are multiplied by 2**24 first.
     bits = torch.where(is_small, value * 2.0**24, value).view(torch.int32)
     return (bits + added >> 23) - 127 - torch.where(is_small, 24, 0)
 

@@ -14,8 +14,8 @@ from custom_fp.testing.check import Check
 from custom_fp.testing.problem import Problem
 
 _WINDOW_SIDE = 48  # the most rows and columns of the window
-_MOST_ELEMENTS = 512  # the most elements on which a cause is scored
-_FULL = 1 << 31  # the most multiplications for which the product of the whole matrix is computed
+_MOST_ELEMENTS = 512  # the maximum number of elements on which a cause is scored
+_FULL = 1 << 31  # the maximum number of multiplications for which the product of the whole matrix is computed
 
 
 class Cause(NamedTuple):
@@ -110,7 +110,10 @@ class Failure:
         return error + 0.51 * torch.exp2(exponent - output.mantissa_bits)
 
     def matches(self, values: Tensor) -> Tensor:
-        """Return a mask of the values, (E,) or (E, candidates), that may have been rounded to `got`."""
+        """Return a boolean mask that is True where a value may have been rounded to `got`.
+
+        `values` and the mask have the shape (E,) or (E, candidates).
+        """
         extra = (1,) * (values.dim() - 1)
         return (values - self.got.view(-1, *extra)).abs() <= self.tolerance.view(-1, *extra)
 

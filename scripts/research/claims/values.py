@@ -1,10 +1,10 @@
 """The stored values of single runs: results/reference/NAME/values.csv, written by scripts/references.py.
 
-values.csv has one row per finished run. Its columns are the axes by their config keys, seed, metric:NAME, wire:NAME,
+values.csv has one row per finished run. Its columns are the axes (config keys), seed, metric:NAME, wire:NAME,
 memory:NAME, diverged (true or false), test_samples and num_classes if known, weights_sha256, and commit (from env.json;
-a + means that the code differed from its commit). If some run failed or belongs to a script, there are two more
-columns: failure (error or unknown, for a run without a result) and length (epochs, steps or rows of a script's run).
-See cpdrun.stats.failures.
+a + at the end means that the code differed from that commit). If some run failed or belongs to a script, there are two
+more columns: failure (error or unknown, for a run without a result) and length (epochs, steps or rows of a script's
+run). See cpdrun.stats.failures.
 """
 
 import csv

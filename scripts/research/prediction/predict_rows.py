@@ -50,9 +50,9 @@ class Recorded:
 
     Attributes:
         values: The file of its results, in results/reference.
-        words: The arguments of the experiment on the command line.
+        words: The command-line arguments that select the experiment.
         family: A name for all experiments with the same model and data.
-        steps: The length of the observed run of the baseline. None means a whole run.
+        steps: The number of steps of the observed baseline run. None means the full run.
     """
 
     values: str

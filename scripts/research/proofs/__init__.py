@@ -1,1 +1,1 @@
-"""Proofs with an SMT solver that the arithmetic of custom_fp follows its definition. `make proofs` runs them."""
+"""Proofs that the arithmetic of custom_fp follows its definition, by an SMT solver. `make proofs` runs them."""
