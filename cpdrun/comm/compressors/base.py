@@ -1,7 +1,7 @@
 """The interface of compressors, and the functions that all compressors share.
 
-A compressor turns a layer of weights or gradients into a message of a few bytes. The length of the message depends only
-on the number of values in the layer.
+A compressor turns a layer of weights or gradients into a message, which usually has fewer bytes than float32 values.
+The length of the message depends only on the number of values in the layer.
 
 Shapes: W workers of this rank, n values of a layer, M bytes of a message. Each row of a matrix belongs to one worker.
 The result for a row depends only on that row, so a worker sends the same bytes whichever process emulates it.

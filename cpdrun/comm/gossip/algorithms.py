@@ -88,8 +88,8 @@ class Choco(Gossip):
         weights = super().matrices(topology, world_size)
         if len(weights) > 1:
             raise ValueError(
-                f"topology: CHOCO-SGD needs a graph with constant neighbors, but those of {type(topology).__name__} "
-                "change between rounds. Set sync=gossip_deep_squeeze, gossip_dpsgd or gossip_push_sum"
+                f"topology: CHOCO-SGD needs a graph in which neighbors do not change, but {type(topology).__name__} "
+                "has other neighbors in each round. Set sync=gossip_deep_squeeze, gossip_dpsgd or gossip_push_sum"
             )
         return weights
 

@@ -98,7 +98,7 @@ class Exchange:
     def _agree_first(self) -> None:
         """Prepare the agreement on the first level's shifts.
 
-        In an order of one level, the ranks agree on the shifts of a segment shortly before the segment needs them.
+        If the order has a single level, the ranks agree on the shifts of a segment later, shortly before they send it.
         """
         summation, nothing = self.summation, self.layers.stacks[0].new_zeros(())
 
@@ -283,7 +283,7 @@ class LevelsExchange(Exchange):
         return self._agree(level, lambda group, p: [total for i in group for total in kept[i][p]])
 
     def _add_workers(self, t: int) -> None:
-        """Keep the sum of each group of workers as a float32 gradient."""
+        """Add the workers of each group of the first level in segment t, and keep the sums as float32 gradients."""
         payload_NxB = self.transport.wait_for_workers(t)
         how, sums_of_groups = self.sum.at(self.first), []
         for j, group in enumerate(self.first.groups):

@@ -51,11 +51,11 @@ class Level:
         return len(self.groups) == 1
 
     def is_passed_through(self, j: int) -> bool:
-        """Return whether group j consists of a single sum of the level below, which it returns unchanged."""
+        """Return whether group j has only one sum from the level below, so that this sum is passed on unchanged."""
         return not self.first and len(self.groups[j]) == 1
 
     def names(self, layers: Sequence[str], j: int) -> list[str]:
-        """Return the names of the layers with the suffix of group j."""
+        """Return the names of the layers with the suffix of group j appended."""
         return [layer + self.marks[j] for layer in layers]
 
 

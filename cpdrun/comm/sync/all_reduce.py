@@ -73,7 +73,7 @@ class AllReduceSync(GradientSync):
         self._step = -1
         self._latest: dict[
             str, tuple[Summation, list[int]]
-        ] = {}  # the latest sum of each layer and the shifts of its groups
+        ] = {}  # how each layer was last summed, and the shifts of its groups
         self._real_worker_bytes = 0
         self._sent_bytes = 0
         self._hidden = 0  # the number of inf and NaN of this rank's workers that became finite numbers

@@ -47,7 +47,7 @@ class Imagenette(ImageFolders):
                     else f"{odd[0]} is not one of its classes"
                 )
                 raise DataError(
-                    f"Imagenette is not in {folder}: {what}; unpack imagenette2.tgz of github.com/fastai/imagenette, "
-                    "and give the folder imagenette2 with data.data_dir=PATH"
+                    f"Imagenette is not in {folder}: {what}; unpack imagenette2.tgz from "
+                    "github.com/fastai/imagenette, and set data.data_dir to the path of its folder imagenette2"
                 )
         super().__init__(data_dir, size, smallest_area)

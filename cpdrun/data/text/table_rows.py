@@ -133,7 +133,7 @@ def _read(key: str, file: Path, columns: list[str]) -> pd.DataFrame:
         raise DataError(
             f"data.{key}: {file} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from None
-    except ValueError as error:  # also the errors of the parsers
+    except ValueError as error:  # the errors of the parsers are subclasses
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"data.{key}: {file} is not a table in the format {suffix}: {reason}") from None
 

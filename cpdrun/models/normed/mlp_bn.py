@@ -1,4 +1,4 @@
-"""A perceptron with batch norm, the cheapest network that has every kind of layer."""
+"""A perceptron with batch norm, a cheap network with both linear and normalization layers."""
 
 from itertools import pairwise
 

@@ -150,7 +150,7 @@ class Precision:
         """Select the rules for the given step of the run, counted from 0."""
 
     def phase_starts(self) -> list[int]:
-        """Return the steps at which other rules take effect, including 0."""
+        """Return the steps at which the rules change, beginning with 0."""
         return [0]
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:

@@ -109,10 +109,12 @@ REPLACED = (nn.Linear, nn.Conv2d)
 
 
 class Int8(Precision):
-    """Layers that compute in 8-bit tensors. Everything else is float32, as are tensors whose bits are null.
+    """Rounding of the tensors of layers to a given number of bits each, by default 8.
+
+    Tensors whose number of bits is None stay in float32, and so does everything outside of these layers.
 
     Raises:
-        ValueError: The bits are not between 1 and 16, or a rounding or range is unknown.
+        ValueError: A number of bits is not between 1 and 16, or a rounding mode or activation range is unknown.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class Int8(Precision):
         return model
 
     def memory(self, optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, int]:
-        """Return the bytes of the model and of the optimizer.
+        """Return the sizes of the model and of the optimizer in bytes.
 
         "model_bytes" counts each rounded tensor in its bits plus the two float32 limits of its range. "optimizer_bytes"
         includes the float32 weights that are updated.

@@ -144,7 +144,10 @@ class Formats(Precision):
         return self.placement.model
 
     def rules(self, layers: Sequence[Layer], norms: Sequence[Layer]) -> Rules:
-        """Return the rules for a model with these layers. `norms` keep float32 weights unless a typed rule applies."""
+        """Return the rules for a model with these layers.
+
+        The layers in `norms` keep float32 weights unless one of `precision.rules` selects them.
+        """
         return Rules([*self.typed, *_in_fp32(norms, self.short), *self.short], layers, self.steps)
 
     def check(self, optimizer: Optimizer) -> None:
@@ -160,7 +163,7 @@ class Formats(Precision):
         self.placement.at(step)
 
     def phase_starts(self) -> list[int]:
-        """Return the steps at which other rules take effect."""
+        """Return the steps at which the rules change, beginning with 0."""
         return self.placement.rules.phases
 
     def step(self, optimizer: Optimizer, parameters: Parameters) -> None:
@@ -172,12 +175,16 @@ class Formats(Precision):
         self.placement.end_step()
 
     def skip(self) -> None:
-        """Update the state that a skipped step has changed: running statistics and the histories of delayed scales."""
+        """Finish a step without an optimizer step.
+
+        The forward and backward passes have changed the running statistics, which are rounded, and have added to the
+        histories of delayed scales.
+        """
         self.placement.end_step()
         round_(self.statistics, self.statistic_roundings)
 
     def memory(self, optimizer: Optimizer, parameters: Parameters) -> dict[str, int]:
-        """Return the bytes of the model and of the optimizer.
+        """Return the sizes of the model and of the optimizer in bytes, each value in its number format.
 
         With aps, each tensor has one byte for its shift. "optimizer_bytes" includes float32 copies and compensations.
         """
