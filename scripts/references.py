@@ -16,6 +16,7 @@ that were trained by other code.
 import argparse
 import ctypes
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -135,6 +136,9 @@ class Maker:
             raise NotMadeError(f"the report on {part.sweep} wrote no {', '.join(missing)}")
         for file, name in part.keep.items():
             shutil.copyfile(found[file], folder / name)
+            if name.endswith(".md"):  # Commands in the report need not name the folder of this machine.
+                text = (folder / name).read_text(encoding="utf-8")
+                write_text(folder / name, re.sub(r" '?results\\?_dir=[^\s']+'?", "", text))
         return typed
 
     def _written(self, part: Part, file: str) -> Path | None:

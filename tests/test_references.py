@@ -103,6 +103,8 @@ def test_killed_script_continues_and_preserves_handwritten_files(repository):
     assert [(row["format"], row["seed"]) for row in rows] == [("e4m3", "0"), ("fp32", "0")]
     assert {row["commit"] for row in rows} == {head}
     assert len({row["weights_sha256"] for row in rows}) == 2
+    table = (kept / "table.md").read_text()
+    assert "cpdrun search exp=tiny" in table and "dir=" not in table  # the folder of this machine
 
     again = start(repository, "tiny")  # nothing to train: it may be typed beside its own uncommitted output
     assert again.wait(PATIENCE_S) == 0
