@@ -90,17 +90,19 @@ def describe_verdict(judgement: Judgement) -> str:
 
 def _name_cells(judgement: Judgement, verdict: ClaimVerdict) -> str:
     """Return the names of the cells with this verdict, without the words that all cells of the claim share."""
-    cells = [finding.cell for finding in judgement.distinct]
+    cells = [(_source(finding), *finding.cell) for finding in judgement.distinct]
     common = set(cells[0]).intersection(*cells)
-    found = [finding for finding in judgement.distinct if finding.verdict is verdict]
     names = [
-        ", ".join(word for word in finding.cell if word not in common)
-        or finding.comparison.sweep
-        or str(finding.comparison.table)
-        for finding in found
+        ", ".join(word for word in cell if word not in common)
+        for cell, finding in zip(cells, judgement.distinct, strict=True)
+        if finding.verdict is verdict
     ]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return "; ".join(names[:MOST_NAMED]) + more
+
+
+def _source(finding: Finding) -> str:
+    return finding.comparison.sweep or str(finding.comparison.table)
 
 
 def tally(judgement: Judgement) -> str:
@@ -162,7 +164,7 @@ def _cells(finding: Finding) -> list[str]:
         verdict = f"the same weights as {', '.join(finding.repeats)}"
     candidate = ", ".join(finding.cell)
     return [
-        finding.comparison.sweep or str(finding.comparison.table),
+        _source(finding),
         candidate,
         baseline or "-",
         _value(finding),
