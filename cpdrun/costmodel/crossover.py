@@ -134,7 +134,7 @@ def crossover(study: Study) -> Crossover:
     if sends_alike(study):
         key = study.bits_axis.key
         raise CalibrationError(
-            f"all runs send equally many bytes, because {key} does not change what is sent"
+            f"all runs send the same number of bytes, because {key} does not change what is sent"
         )
     calibration = calibration_of(study)
     networks = study.networks or known_networks(calibration)

@@ -154,7 +154,7 @@ class Explanation:
 
 
 def explain(diagnosis: Diagnosis) -> Explanation:
-    """Convert a diagnosis to a document, with the explanation in sentences."""
+    """Convert a diagnosis to a document that explains it in sentences."""
     comparison, reason, study = diagnosis.comparison, diagnosis.reason, diagnosis.study
     counterfactual, nonfinite = diagnosis.counterfactual, reason.statistics.nonfinite
     own = None if counterfactual is None else counterfactual.own

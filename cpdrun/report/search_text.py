@@ -1,7 +1,7 @@
 """Texts of a search: the question, the answers, the next runs and the cost.
 
 A ladder holds the candidates that differ only in their format, from most bits to fewest. Its answer is the certified
-format with the fewest bits, if any. Candidates with equally many bits form a width. Widths below one that is not
+format with the fewest bits, if any. Candidates with the same number of bits form a width. Widths below one that is not
 certified are not tested, so the texts do not mention them.
 """
 

@@ -178,10 +178,10 @@ def counting_rule(group: str) -> str:
 
 
 def sends_alike_text(study: "Study") -> str:
-    """Explain why all groups send equally many bytes; "" if they need not."""
+    """Explain why all groups send the same number of bytes. Return "" if they need not."""
     key = study.bits_axis.key
     return (
-        f"all runs send equally many bytes, because {key} does not change what is sent"
+        f"all runs send the same number of bytes, because {key} does not change what is sent"
         if sends_alike(study)
         else ""
     )

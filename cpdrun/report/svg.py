@@ -36,9 +36,9 @@ def part_of(artist: Artist, *texts: str) -> None:
 
 
 def name_of(artist: Artist, *texts: str) -> None:
-    """Mark `artist` as the name of all groups with these descriptions.
+    """Mark `artist`, a label, as shared by all groups with these descriptions.
 
-    The page fades the artist only if all of the groups are filtered out.
+    The page fades the label only if all of the groups are filtered out.
     """
     artist.set_gid(NAME + _hex(*texts))
 

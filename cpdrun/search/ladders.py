@@ -84,7 +84,7 @@ class Ladder:
         return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
 
     def seeds(self, most: int) -> list[int]:
-        """Return the seeds of the ladder's pairs, in their order."""
+        """Return the seeds of the ladder's pairs in ascending order. All are below `most`."""
         return [seed for seed in range(most) if seed != self.aside]
 
 

@@ -121,7 +121,7 @@ def ask(texts: Sequence[str], config_dir: Path | None = None, *, imports: bool =
     _check_metric(asked.metric, first.runs[0].config)
     words = [*texts, *_fixed_tuned_keys(asked, first, texts)]
     axis = read_axis(first, asked.baseline, is_whole=BASELINE in keys)
-    # With tuned keys, only arms are trained, which `_with_arms` plans. One run of each cell is enough here.
+    # If keys are tuned, only arms are trained. `_with_arms` plans them, so one run of each cell is enough here.
     count = 1 if asked.tune else asked.most_seeds
     seeds = f"{SEED}={','.join(map(str, range(count)))}"
     candidates = plan([*words, seeds], config_dir, imports=imports)

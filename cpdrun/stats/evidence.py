@@ -28,8 +28,8 @@ The same e-value computed from -x is evidence that the candidate is worse by mor
 
 The test assumes that differences are independent, identically distributed, and not far from normal. A failure that is
 too rare to occur in the observed pairs is invisible to any test of the mean.
-scripts/research/simulations/simulate_search.py shows how often
-such candidates are certified wrongly. With a prior, the test also assumes that the candidate's standard deviation
+scripts/research/simulations/simulate_search.py shows how often candidates are certified wrongly if differences are
+skewed or have heavy tails. With a prior, the test also assumes that the candidate's standard deviation
 resembles those of the other candidates. A candidate that is twice as noisy as the others is certified wrongly more
 often. This is why nu is small (`cpdrun.stats.pooled_spread`), and why results also print the interval without the
 prior.

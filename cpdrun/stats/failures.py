@@ -96,9 +96,9 @@ class FailureCounts:
         return self.errors + self.stopped_early + self.unknown
 
     def at_most(self, confidence: float) -> float | None:
-        """Return the upper confidence limit of the failure rate as a share. None without ended runs.
+        """Return the upper confidence limit of the failure rate, from 0 to 1, or None if no run has ended.
 
-        The confidence is one-sided and in percent.
+        The limit is one-sided, and `confidence` is in percent.
         """
         return most_failing(self.failed, self.ended, confidence) if self.ended else None
 

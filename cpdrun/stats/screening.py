@@ -250,7 +250,7 @@ def effects(
     """
     y_NxS = np.asarray(worse_NxS, dtype=float)
     if y_NxS.ndim != 2 or len(y_NxS) != of.runs or y_NxS.shape[1] < 1:
-        raise ValueError(f"values of shape ({of.runs}, seeds) are needed, not {y_NxS.shape}")
+        raise ValueError(f"expected values of shape ({of.runs}, seeds), got {tuple(y_NxS.shape)}")
     if not np.isfinite(y_NxS).all():
         raise ValueError("a value is not finite")
     contrasts = 2 / of.runs * of.hadamard_NxN.T @ y_NxS.mean(axis=1)

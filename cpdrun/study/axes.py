@@ -224,9 +224,9 @@ def _gradients_axis(runs: pd.DataFrame, baseline: Mapping[str, Any], others: tup
 def _tensors_axis(
     runs: pd.DataFrame, key: str, values: Sequence[Any], baseline: Mapping[str, Any], others: tuple[str, ...]
 ) -> BitsAxis:
-    """Return an axis of other tensors than gradients, such as `precision.weights` or `recipe`."""
+    """Return an axis of tensors other than gradients, such as `precision.weights` or `recipe`."""
     beside = {other: value for other, value in baseline.items() if other != key}
-    # The default baseline says nothing about this axis.
+    # The default baseline is about gradients and does not restrict this axis.
     if all(baseline.get(k) == v for k, v in USUAL.items()):
         beside = {other: value for other, value in beside.items() if other not in USUAL}
     found, is_widest = baseline_value(values, baseline.get(key))

@@ -190,8 +190,8 @@ def may_be_axis(key: str) -> bool:
 def _as_listed(key: str) -> tuple:
     """Return the sort key of a config key in `other_axes`.
 
-    In each section, the choice of the config group comes first, then a recipe's ingredients, then the class. The format
-    of sums comes last, because it tells the least.
+    In each section, the key that selects the config group comes first, then a recipe's ingredients, then `_target_`.
+    The accumulator comes last, because it says the least about a run.
     """
     section, last = key.split(".")[0], key.rpartition(".")[2]
     section = "precision" if section in OF_RECIPES else section  # Recipes set the section `precision`.
@@ -309,7 +309,7 @@ def _is_edited(run: RunDir, config: dict[str, Any]) -> bool:
 def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         name = f"{prefix}{key}"
-        if name.startswith(_RECORD):  # A foreign config may have such a key.
+        if name.startswith(_RECORD):  # Only a config that cpdrun did not write has such a key.
             continue
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{name}.")

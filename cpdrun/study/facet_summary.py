@@ -81,9 +81,9 @@ def scalings(study: Study) -> list[str]:
 
 
 def sends_alike(study: Study) -> bool:
-    """Return True if the groups of each facet send equally many bytes.
+    """Return True if all groups of a facet send the same number of bytes, for each facet.
 
-    This happens if the formats of other tensors than gradients vary.
+    This happens if only formats of tensors other than gradients vary.
     """
     return not study.bits_axis.is_of_gradients and all(
         len({group.wire_bytes for group in facet.groups if group.wire_bytes > 0}) < 2

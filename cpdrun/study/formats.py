@@ -122,9 +122,10 @@ def is_floating(name: object) -> bool:
 
 
 def order(name: object) -> tuple:
-    """Return the key that sorts formats from the fewest bits to the most.
+    """Return a sort key that orders formats from the fewest bits to the most.
 
-    Ties: most exponent bits first, then the fewest rounded settings. Unknown bit widths come last.
+    Among formats with the same number of bits, those with more exponent bits come first, then those with fewer settings
+    that name a format. Unknown bit widths come last.
     """
     size, rounds = bits(name), name.rounds if isinstance(name, Choice) else 0
     return (999, 0, 0, str(name)) if size is None else (size, -(exponent_bits(name) or 0), rounds, str(name))

@@ -98,7 +98,8 @@ def read_axis(first: Plan, asked: Mapping[str, Any], *, is_whole: bool) -> Plann
     held = tuple(other for other in values if other != key and len(values[other]) > 1)
     if cases and key == FORMAT and len(values[FORMAT]) < 2:
         raise ConfigError(
-            f"no case is called {FP32}: search.baseline={{case: NAME}} names one of {', '.join(sorted(cases))}"
+            f"no case is called {FP32}: choose the baseline with search.baseline={{case: NAME}}, where NAME is one of "
+            f"{', '.join(sorted(cases))}"
         )
     is_widest = False
     if key == FORMAT:

@@ -235,7 +235,7 @@ def find_neighbors(study: Study, run: RunDir, comparison: RunComparison) -> list
     found = []
     for row in as_rows(runs[done & (runs[SEED].map(identity) == seed)]):
         changed = _changed(row, own, keys)
-        if CASE in changed:  # Replace the name of the case by the settings that the case changes.
+        if CASE in changed:  # Replace the name of the case with the settings that the case changes.
             every = [key for key in config_keys(runs) if may_be_axis(key) or key in CORE_AXES]
             changed = [key for key in _changed(row, own, every) if key not in (CASE, *IGNORED)]
         tunables = {tunable(key) for key in changed}
@@ -272,7 +272,7 @@ def _changed(row: Mapping[str, Any], own: Mapping[str, Any], keys: Iterable[str]
 
 
 def _format_bits(neighbor: Neighbor) -> float | None:
-    """Return the bit width of a neighbor's format, or None if its format is the run's."""
+    """Return the bit width of a neighbor's format, or None if the neighbor has the same format as the run."""
     return formats.bits(neighbor.words[0].partition("=")[2]) if neighbor.tunable == FORMAT else None
 
 

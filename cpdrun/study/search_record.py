@@ -2,10 +2,10 @@
 
 A question has a margin, a confidence, a metric, and a baseline. A report answers it unless the user types another one.
 
-When a search tunes a key, such as the learning rate, it chooses the key's value for each cell by runs on separate
+When a search tunes a key, such as the learning rate, it chooses the key's value for each cell from runs with separate
 seeds. A cell is one combination of values on all other axes. This module repeats the choice with the search's rule and
-runs (`cpdrun.stats.means.choose`). A report compares the runs with the chosen values on all other seeds. Until its
-tuning is complete, a cell has no compared runs.
+runs (`cpdrun.stats.means.choose`). A report compares the runs with the chosen values on all other seeds. The runs
+of a cell are not compared until its tuning is complete.
 """
 
 import itertools
@@ -138,7 +138,7 @@ class Tune:
         return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
 
     def arms(self) -> list[tuple[str, ...]]:
-        """Return all arms, as tuples of texts (`identity`) in the order of the tuned keys."""
+        """Return all combinations of tuned values, as tuples of strings (see `identity`) in the order of the keys."""
         return list(itertools.product(*(map(identity, values) for values in self.values.values())))
 
     def arm(self, row: Row) -> tuple[str, ...]:

@@ -210,7 +210,8 @@ class LadderAnswer:
     def verdict(self) -> Verdict:
         """The verdict on the ladder.
 
-        Certified if a group is. Refuted if a width is refuted and no group can be certified any more. Otherwise open.
+        The ladder is certified if one of its groups is. It is refuted if a width is refuted and no group can be
+        certified anymore. Otherwise, it is open.
         """
         if self.certified is not None:
             return Verdict.CERTIFIED

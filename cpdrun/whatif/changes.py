@@ -41,10 +41,10 @@ class Change:
 
 
 def changes_of_sums(config: Mapping[str, Any], layers: Sequence[str] = ()) -> list[Change]:
-    """Return changes of how the workers' gradients are summed.
+    """Return possible changes to how the workers' gradients are summed.
 
-    There are none with one worker, with sums in fp32, or if the sync is not an all-reduce. One change keeps the first
-    two of `layers` in fp32.
+    The list is empty if there is a single worker, if sums are in fp32, or if the sync is not an all-reduce. If `layers`
+    are given, one of the changes keeps the first two in fp32.
     """
     sync = config.get("sync") or {}
     fmt = formats.parse(config["format"])

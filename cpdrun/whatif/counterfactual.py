@@ -159,7 +159,7 @@ def _parts(forecasts: Mapping[str, Forecast]) -> dict[str, float]:
 
 
 def _is_like(one: RunDir, config: Mapping[str, Any]) -> bool:
-    """Return True if a run has the same model, data, and workers."""
+    """Return True if a run and a config have the same model, data, task, and number of workers."""
     try:
         other = read_config(one)
     except (OSError, ValueError):

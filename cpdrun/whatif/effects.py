@@ -165,7 +165,7 @@ def _is_complete(effects: Any) -> bool:
 
 
 def _digest(observed: Path) -> str:
-    """Return a digest of the observation and of the code that simulates."""
+    """Return a digest of the observation and of the source code that collects and simulates."""
     digest = hashlib.sha256()
     with open_record(observed) as file:
         while block := file.read(1 << 20):

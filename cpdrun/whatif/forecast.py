@@ -123,9 +123,10 @@ def fitted_model() -> Model:
 
 
 def outcome(gaps: Sequence[float], spread: float, margin: float) -> Outcome:
-    """Return the outcome of a trained candidate from the difference for each pair.
+    """Return the outcome of a trained candidate.
 
-    `spread` is the usual standard deviation of a difference. Positive differences are better.
+    `gaps` are its differences from the baseline, one per pair, and positive differences are better. `spread` is the
+    typical standard deviation of a difference.
     """
     mean = math.fsum(gaps) / len(gaps)
     squares = math.fsum((gap - mean) ** 2 for gap in gaps)

@@ -38,8 +38,8 @@ def write(study: Study, folder: Path) -> Path:
         ) as theirs:
             for epoch, metrics in epochs(run):
                 theirs.log(metrics, step=epoch)
-    # After finish(), another process still writes the files. teardown() waits for this process, but it also ends the
-    # active run. It is therefore not called if the caller has an active run.
+    # After finish(), a separate process still writes the files. teardown() waits for that process, but it also ends the
+    # caller's active run. It is therefore called only if there is none.
     if wandb.run is None:
         wandb.teardown()
     return made

@@ -77,7 +77,7 @@ def _run_all(jobs: Sequence[_Job]) -> list[dict[str, bytes]]:
         from multiprocessing import get_context
 
         pool = ProcessPoolExecutor(min(cores, 4), get_context("fork"), _start_process, (os.getpid(), jobs))
-        # If a process is killed, for example because memory is short, the jobs are run one after another.
+        # If a process of the pool is killed, for example because it needs too much memory, this process runs all jobs.
         with contextlib.suppress(BrokenProcessPool), pool:
             return list(pool.map(_run_in_process, range(len(jobs))))
     return [job.run() for job in jobs]

@@ -106,7 +106,7 @@ def draw_sent(study: Study) -> Figure:
     plain sum in fp32. If the records lack the number of parameters, it shows bytes.
 
     Raises:
-        NotDrawnError: All runs send equally many bytes, there are no two methods to compare, or accuracy_vs_bytes
+        NotDrawnError: All runs send the same number of bytes, there are no two methods to compare, or accuracy_vs_bytes
             already shows all methods.
     """
     if why := sends_alike_text(study):

@@ -127,7 +127,7 @@ def groups_of(layers: Sequence[Layer], asked: ScreenSettings) -> list[LayerGroup
     """Return the groups in `screen.groups`, or the default groups.
 
     Raises:
-        ConfigError: A group gets no layer, or no layer of the model has any of the roles.
+        ConfigError: A typed group matches none of the remaining layers, or no layer of the model has any of the roles.
     """
     if asked.groups is not None:
         return _typed(layers, asked.groups)

@@ -143,8 +143,9 @@ def judge_ideas(
     Args:
         path: The path of the session file. It is created if it does not exist.
         table: The table of results. It must have seeds.
-        question: The user's request. The confidence of the session replaces its confidence.
-        settings: The typed ones of the settings `confidence` and `planned`. Others come from the file or are defaults.
+        question: The user's request. Its confidence is replaced by that of the session.
+        settings: The settings `confidence` and `planned`, if they were typed. Otherwise, they are those of the file or
+            the defaults.
         name: The name of the idea if the table has a single candidate. None for the names of the arms.
 
     Raises:
@@ -277,8 +278,8 @@ def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
         is_same = gap is before if gap is None or before is None else math.isclose(gap, before, rel_tol=1e-9)
         if not is_same:
             raise UserError(
-                f"{path}: idea {idea.name!r} was judged before, and seed {seed} had other values. Give a new idea "
-                "another name with --idea, and a new baseline another name."
+                f"{path}: idea {idea.name!r} was judged before with other values for seed {seed}. If this is a new "
+                "idea, give it a name with --idea. If the baseline is new, give it a new name, too."
             )
     order = [*idea.pairs, *(seed for seed in pairs.gaps if seed not in idea.pairs)]
     return replace(pairs, gaps={seed: pairs.gaps[seed] for seed in order})

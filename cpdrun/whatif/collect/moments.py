@@ -194,9 +194,9 @@ def _rows_of_one(cell_n: Tensor, low_n: Tensor) -> Tensor:
 
 
 def _scaled(binades_K: Tensor, rows_KxF: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale rows from k = 0 to the units of x, in place.
+    """Convert rows that were computed for binade k = 0 to the units of x, in place, and move them to the CPU.
 
-    The result is moved to the CPU. The scaling is exact, because even the smallest factor, 2^-298, is a float64 number.
+    This is exact, because each factor is a power of two that float64 can represent, even the smallest, 2^-298.
     """
     power_F = torch.tensor(_POWER_F, dtype=torch.float64, device=rows_KxF.device)
     rows_KxF *= torch.exp2(binades_K.double()[:, None] * power_F)

@@ -133,7 +133,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     for name in ("run_dir", "configs", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--parent", type=int, help="the process with which this one ends")
+    parser.add_argument(
+        "--parent", type=int, help="the PID of the parent; this process ends when its parent ends"
+    )
     given = parser.parse_args(argv)
     if given.parent is not None:
         die_with(given.parent)

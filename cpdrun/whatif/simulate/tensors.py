@@ -226,7 +226,7 @@ def _sampled(x_n: Tensor, largest: float, rounding: QuantizationSpec) -> Roundin
             x_n = F.pad(x_n, (0, missing))
         x_n = custom_fp.hadamard(x_n, rounding.hadamard, seed=SIGNS, axis=-1)
     fmt = parse(rounding.format)
-    if fmt.has_tiles:  # a row consists of 32 neighbors in memory
+    if fmt.has_tiles:  # each row holds 32 (RUN) adjacent values
         x_n = F.pad(x_n, (0, -len(x_n) % RUN))
         rounded = custom_fp.quantize(
             x_n.view(-1, RUN), fmt, rounding=rounding.rounding_mode, seed=_seed(rounding)
