@@ -150,7 +150,7 @@ def test_factors_stay_open_in_much_noise():
 
 @pytest.mark.parametrize("bad", [[[1.0]] * 7, [[math.nan]] * 8, [1.0] * 8, [[]] * 8])
 def test_incomplete_results_are_refused(bad):
-    with pytest.raises(ValueError, match=r"are needed|not finite"):
+    with pytest.raises(ValueError, match=r"expected values|not finite"):
         effects(design(4), bad, margin=1.0)
 
 
