@@ -149,23 +149,23 @@ def session_document(file: str, session: SessionState) -> SessionDocument:
 
 
 def _candidate(judged: JudgedArm, confidence: float) -> CandidateDocument:
-    judgement, counts = judged.judgement, judged.pairs.counts
+    judgment, counts = judged.judgment, judged.pairs.counts
     return CandidateDocument(
         candidate=judged.candidate,
         verdict=judged.verdict,
-        pairs=judgement.pairs,
+        pairs=judgment.pairs,
         pairing=judged.pairs.pairing,
-        difference=judgement.mean,
-        low=judgement.low,
-        high=judgement.high,
-        own_low=judgement.own_low,
-        own_high=judgement.own_high,
-        deviation=judgement.deviation,
-        prior=judgement.prior if judgement.prior.degrees else None,
-        is_conditional=math.isinf(judgement.prior.degrees),
+        difference=judgment.mean,
+        low=judgment.low,
+        high=judgment.high,
+        own_low=judgment.own_low,
+        own_high=judgment.own_high,
+        deviation=judgment.deviation,
+        prior=judgment.prior if judgment.prior.degrees else None,
+        is_conditional=math.isinf(judgment.prior.degrees),
         margin=judged.margin,
         error_probability=judged.errors.certify,
-        more=judgement.more,
+        more=judgment.more,
         runs=counts.ended,
         runs_failed=counts.failed,
         at_most_fail=counts.at_most(confidence),

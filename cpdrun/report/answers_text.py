@@ -133,11 +133,11 @@ def _functions(study: Study) -> dict[str, Any]:
     """Return the variables and functions that the templates share."""
 
     def gap(group: Group) -> str:
-        return gap_text(study.metric, study.judged[group].judgement)
+        return gap_text(study.metric, study.judged[group].judgment)
 
     def result(group: Group) -> str:
         judged = study.judged[group]
-        return result_text(study.metric, judged.judgement, judged.failures, study.ci)
+        return result_text(study.metric, judged.judgment, judged.failures, study.ci)
 
     return {
         "study": study,
@@ -147,7 +147,7 @@ def _functions(study: Study) -> dict[str, Any]:
         "names": lambda groups: [pareto.name_of(study, group) for group in groups],
         "gap": gap,
         "result": result,
-        "pairs": lambda group: count(study.judged[group].judgement.pairs, "pair"),
+        "pairs": lambda group: count(study.judged[group].judgment.pairs, "pair"),
         "failures": lambda group: failures_text(study.failures(group)),
         "failures_by_format": lambda groups: [failures_text(study.failures(g), g.name) for g in groups],
         "failures_by_name": lambda groups: [

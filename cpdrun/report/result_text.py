@@ -8,7 +8,7 @@ import math
 
 from cpdrun.report.failures_text import failure_bound_text, failures_text, left_out_text
 from cpdrun.report.render import count, render
-from cpdrun.stats.evidence import Judgement
+from cpdrun.stats.evidence import Judgment
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.study.axes import axis_text, axis_title, is_strategy
 from cpdrun.study.collect import CASE
@@ -19,7 +19,7 @@ from cpdrun.study.study import Study
 from cpdrun.study.verdicts import Judged, Kind
 
 
-def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, confidence: float) -> str:
+def result_text(metric: Metric, judgment: Judgment, failures: FailureCounts, confidence: float) -> str:
     """Return the gap with its intervals, the pairs and the failed runs.
 
     Example: "−0.50 points [−7.5, +3.8] (3 pairs; on its own spread [−64, +16]). 0 of 3 runs failed (with 95%
@@ -28,43 +28,43 @@ def result_text(metric: Metric, judgement: Judgement, failures: FailureCounts, c
     The first interval also uses the spread of other candidates. The one "on its own spread" uses only this candidate's
     pairs, and is omitted if it is the same. `confidence` is in percent.
     """
-    pairs, own = count(judgement.pairs, "pair"), ""
-    if has_own_interval(judgement):
-        own = f"; on its own spread {own_interval_text(metric, judgement)}"
+    pairs, own = count(judgment.pairs, "pair"), ""
+    if has_own_interval(judgment):
+        own = f"; on its own spread {own_interval_text(metric, judgment)}"
     failed = [failure_bound_text(failures, confidence), left_out_text(failures)]
-    return f"{gap_text(metric, judgement)} ({pairs}{own}). {'; '.join(filter(None, failed))}"
+    return f"{gap_text(metric, judgment)} ({pairs}{own}). {'; '.join(filter(None, failed))}"
 
 
-def gap_text(metric: Metric, judgement: Judgement) -> str:
+def gap_text(metric: Metric, judgment: Judgment) -> str:
     """Return the gap with its interval, such as "−0.50 points [−7.5, +3.8]".
 
     Without pairs, return "-". If both ends are infinite, omit the interval.
     """
-    if not judgement.pairs:
+    if not judgment.pairs:
         return "-"
-    gap = metric.show_gap(judgement.mean) + metric.points
-    is_unknown = math.isinf(judgement.low) and math.isinf(judgement.high)
-    return gap if is_unknown else f"{gap} {metric.show_ends(judgement.low, judgement.high)}"
+    gap = metric.show_gap(judgment.mean) + metric.points
+    is_unknown = math.isinf(judgment.low) and math.isinf(judgment.high)
+    return gap if is_unknown else f"{gap} {metric.show_ends(judgment.low, judgment.high)}"
 
 
-def has_own_interval(judgement: Judgement) -> bool:
+def has_own_interval(judgment: Judgment) -> bool:
     """Return True if the interval from a candidate's own pairs differs from its gap's."""
-    return (judgement.own_low, judgement.own_high) != (judgement.low, judgement.high)
+    return (judgment.own_low, judgment.own_high) != (judgment.low, judgment.high)
 
 
-def own_interval_text(metric: Metric, judgement: Judgement) -> str:
+def own_interval_text(metric: Metric, judgment: Judgment) -> str:
     """Return the interval from a candidate's own pairs, or "unknown" if it is infinite."""
-    if math.isinf(judgement.own_low) and math.isinf(judgement.own_high):
+    if math.isinf(judgment.own_low) and math.isinf(judgment.own_high):
         return "unknown"
-    return metric.show_ends(judgement.own_low, judgement.own_high)
+    return metric.show_ends(judgment.own_low, judgment.own_high)
 
 
-def more_text(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> str:
+def more_text(judgment: Judgment, margin: float = math.nan, samples: float = math.nan) -> str:
     """Estimate how many further pairs decide an open verdict, as text.
 
     See `cpdrun.study.outlook.outlook` for the arguments.
     """
-    return outlook_text(outlook(judgement, margin, samples))
+    return outlook_text(outlook(judgment, margin, samples))
 
 
 def outlook_text(found: Outlook) -> str:

@@ -40,7 +40,7 @@ from cpdrun.search.results import (
     tuned_arms,
 )
 from cpdrun.shell.terminal import plain_table
-from cpdrun.stats.evidence import Judgement, Verdict
+from cpdrun.stats.evidence import Judgment, Verdict
 from cpdrun.stats.ladder import Width
 from cpdrun.study import choices
 from cpdrun.study.axes import axis_text, noun_of, short_titles
@@ -150,7 +150,7 @@ def _answer(results: Results, state: LadderState) -> str:
     is_case = [[candidate.label for candidate in width] for width in ladder.widths] == [[ladder.label]]
     width = None if frontier is None else state.widths[frontier]
     rows = [row for row in state if row[2] is width]
-    candidates = [_candidate(results, state, candidate, judgement) for candidate, judgement, _ in rows]
+    candidates = [_candidate(results, state, candidate, judgment) for candidate, judgment, _ in rows]
     above, above_has_pairs = _above_start(state)
     return render(
         "search_answer.j2",
@@ -175,26 +175,26 @@ def _answer(results: Results, state: LadderState) -> str:
 
 
 def _candidate(
-    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement
+    results: Results, state: LadderState, candidate: Candidate, judgment: Judgment
 ) -> dict[str, Any]:
     """Return the template variables of one candidate."""
     counts, metric = state.failures[candidate.name], results.metric
     format_name, at = format_of(candidate, state.ladder), _at(results, candidate.name)
     short_name = f"{format_name} ({_bits_text(results, candidate)}){at}"
-    gap = metric.show_between(judgement.mean, judgement.low, judgement.high)
+    gap = metric.show_between(judgment.mean, judgment.low, judgment.high)
     return {
         "name": _named(results, candidate, state.ladder),
         "short_name": short_name,
-        "gap_of": f"{short_name}: {gap_text(metric, judgement)}",
+        "gap_of": f"{short_name}: {gap_text(metric, judgment)}",
         "short_gap": f"{format_name}{at} {gap}",
-        "pairs": count(judgement.pairs, "pair"),
-        "result": result_text(metric, judgement, counts, results.question.settings.confidence),
+        "pairs": count(judgment.pairs, "pair"),
+        "result": result_text(metric, judgment, counts, results.question.settings.confidence),
         "failures": ", ".join(filter(None, [failures_text(counts), left_out_text(counts)])),
-        "more": "" if counts.failed else _more(results, judgement),
+        "more": "" if counts.failed else _more(results, judgment),
         "ended": counts.ended,
-        "has_runs": judgement.pairs or counts.ended,
+        "has_runs": judgment.pairs or counts.ended,
         "is_next": state.active is not None and state.active[0] is candidate,
-        "is_refuted": judgement.verdict is Verdict.REFUTED,
+        "is_refuted": judgment.verdict is Verdict.REFUTED,
         "is_given_up": candidate.name in results.ended.given_up,
         "is_identical": results.is_identical(candidate),
         "tuned_so_far": _tuned_so_far(results, candidate.name),
@@ -227,7 +227,7 @@ def _above_start(state: LadderState) -> tuple[str, bool]:
     upto = state.ladder.start if answered < 0 else answered
     found = [i for i in range(upto) if state.widths[i].verdict is Verdict.OPEN]
     bits = [f"{state.ladder.widths[i][0].bits:g}" for i in found]
-    has_pairs = any(judgement.pairs for i in found for judgement in state.widths[i].judgements)
+    has_pairs = any(judgment.pairs for i in found for judgment in state.widths[i].judgments)
     return join_last(bits), has_pairs
 
 
@@ -238,12 +238,12 @@ def _identical(results: Results, state: LadderState) -> list[str]:
     return identical_texts({title: results.fingerprints.get(name, {}) for name, title in cells.items()})
 
 
-def _more(results: Results, judgement: Judgement) -> str:
+def _more(results: Results, judgment: Judgment) -> str:
     """Estimate how many further pairs decide a candidate; "" if it is decided."""
-    if judgement.settled_at is not None:
+    if judgment.settled_at is not None:
         return ""
     rules = results.rules()
-    return more_text(judgement, rules.tolerance, 1 / rules.resolution if rules.resolution else math.nan)
+    return more_text(judgment, rules.tolerance, 1 / rules.resolution if rules.resolution else math.nan)
 
 
 def _describe_runs(results: Results) -> str:
@@ -279,11 +279,11 @@ def _needs_seeds(state: LadderState) -> bool:
         return False
     return any(
         width is state.widths[state.frontier]
-        and judgement.verdict is Verdict.OPEN
-        and judgement.pairs > 0
+        and judgment.verdict is Verdict.OPEN
+        and judgment.pairs > 0
         and not state.failures[candidate.name].failed
-        and (judgement.more is None or judgement.more.likely <= MOST_ADVISED)
-        for candidate, judgement, width in state
+        and (judgment.more is None or judgment.more.likely <= MOST_ADVISED)
+        for candidate, judgment, width in state
     )
 
 
@@ -346,8 +346,8 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
     own pairs, a column with the latter is added. `states` defaults to the states of `results`.
     """
     states = results.states() if states is None else states
-    judgements = [judgement for state in states for _, judgement, _ in state]
-    has_own = any(map(has_own_interval, judgements))
+    judgments = [judgment for state in states for _, judgment, _ in state]
+    has_own = any(map(has_own_interval, judgments))
     tuning = results.question.tuning
     tuned = [", ".join(short_titles(tuning.keys).values())] if tuning else []
     own_spread = ["own spread"] if has_own else []
@@ -363,33 +363,33 @@ def make_table(results: Results, states: Sequence[LadderState] | None = None) ->
     for name, label in baseline_labels(results, states).items() if tuning else ():
         table.add_row(label, _chosen(results, name), *[""] * (3 + has_own), "baseline")
     for state in states:
-        for candidate, judgement, width in state:
+        for candidate, judgment, width in state:
             is_next = state.active is not None and candidate is state.active[0]
-            if judgement.pairs or is_next or candidate.name in results.ended.given_up:
-                verdict = width.verdict_of(judgement)
+            if judgment.pairs or is_next or candidate.name in results.ended.given_up:
+                verdict = width.verdict_of(judgment)
                 chosen = [_chosen(results, candidate.name)] if tuning else []
-                own = [own_interval_text(results.metric, judgement)] if has_own else []
-                gap = results.metric.show_between(judgement.mean, judgement.low, judgement.high)
-                words = _verdict_text(results, state, candidate, judgement, width)
+                own = [own_interval_text(results.metric, judgment)] if has_own else []
+                gap = results.metric.show_between(judgment.mean, judgment.low, judgment.high)
+                words = _verdict_text(results, state, candidate, judgment, width)
                 mark = Text(f"{MARKS[verdict]} {words}", style=STYLES[verdict])
                 size = _bits_text(results, candidate).replace(" bits", "").replace(" on average", "")
-                numbers = [size, str(judgement.pairs), gap, *own]
+                numbers = [size, str(judgment.pairs), gap, *own]
                 table.add_row(candidate.label, *chosen, *numbers, mark)
     return table
 
 
 def _verdict_text(
-    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement, width: Width
+    results: Results, state: LadderState, candidate: Candidate, judgment: Judgment, width: Width
 ) -> str:
     """Return a candidate's verdict, and the reason if it is still open."""
-    counts, verdict = state.failures[candidate.name], width.verdict_of(judgement)
+    counts, verdict = state.failures[candidate.name], width.verdict_of(judgment)
     if candidate.name in results.ended.given_up:
         return f"{verdict}, all runs failed"
     if verdict is not Verdict.OPEN:
         return str(verdict)
     if _tuned_so_far(results, candidate.name):
         return "being tuned"
-    left = "" if counts.failed else _more(results, judgement)
+    left = "" if counts.failed else _more(results, judgment)
     left = left if width.is_reached else "a wider format is not certified"
     return ", ".join(filter(None, [str(verdict), failures_text(counts), left]))
 
@@ -413,12 +413,12 @@ def describe_news(
 
     `before` holds the ladders when news was last printed, and `states` the ladders now.
     """
-    old = {c.label: width.verdict_of(judgement) for state in before for c, judgement, width in state}
-    for candidate, judgement, width in itertools.chain(*states):
-        verdict = width.verdict_of(judgement)
+    old = {c.label: width.verdict_of(judgment) for state in before for c, judgment, width in state}
+    for candidate, judgment, width in itertools.chain(*states):
+        verdict = width.verdict_of(judgment)
         if verdict is not old[candidate.label]:
-            gap = gap_text(results.metric, judgement)
-            pairs = count(judgement.pairs, "pair")
+            gap = gap_text(results.metric, judgment)
+            pairs = count(judgment.pairs, "pair")
             yield f"{MARKS[verdict]} {candidate.label} is {verdict} after {pairs}, {gap}"
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from cpdrun.costmodel.costs import bit_operations, coverage, not_counted, transistors
 from cpdrun.report.cost import show_bytes, show_count, show_transistors
 from cpdrun.report.result_text import gap_text, has_own_interval, own_interval_text, verdict_text
-from cpdrun.stats.evidence import Judgement, Verdict
+from cpdrun.stats.evidence import Judgment, Verdict
 from cpdrun.stats.means import deviation
 from cpdrun.study.axes import SWEEP, axis_text, axis_title
 from cpdrun.study.collect import FORMAT, SEED, finished
@@ -206,10 +206,10 @@ def show_means(study: Study) -> list[str]:
 
 def has_own_spread(study: Study) -> bool:
     """Return True if any group's own interval differs from that of its gap."""
-    return any(has_own_interval(judged.judgement) for judged in study.judged.values())
+    return any(has_own_interval(judged.judgment) for judged in study.judged.values())
 
 
-def _own_spread(study: Study, gap: Judgement | None, is_short: bool) -> str:
+def _own_spread(study: Study, gap: Judgment | None, is_short: bool) -> str:
     if gap is None:
         return "-"
     if not is_short:
@@ -364,7 +364,7 @@ def _judged(study: Study, group: Group) -> dict:
     judged = study.judged.get(group)
     if judged is None:
         return dict.fromkeys(_OF_VERDICT)
-    found, failures = judged.judgement, judged.failures
+    found, failures = judged.judgment, judged.failures
     more = found.more if judged.verdict is Verdict.OPEN and found.more is not None else None
     values = (
         str(judged.verdict),

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
-from cpdrun.stats.evidence import Judgement, Verdict, differences
+from cpdrun.stats.evidence import Judgment, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts
 from cpdrun.stats.ladder import PairedLadder, Width, judge_ladders
 from cpdrun.stats.ledger import AskedLadder, Ledger
@@ -193,18 +193,18 @@ class LadderState:
     exhausted: frozenset[str]
     failures: Mapping[str, FailureCounts]
 
-    def __iter__(self) -> Iterator[tuple[Candidate, Judgement, Width]]:
+    def __iter__(self) -> Iterator[tuple[Candidate, Judgment, Width]]:
         for candidates, width in zip(self.ladder.widths, self.widths, strict=True):
-            for candidate, judgement in zip(candidates, width.judgements, strict=True):
-                yield candidate, judgement, width
+            for candidate, judgment in zip(candidates, width.judgments, strict=True):
+                yield candidate, judgment, width
 
     @property
-    def answer(self) -> tuple[Candidate, Judgement] | None:
-        """The certified candidate with the fewest bits and its judgement, if any."""
+    def answer(self) -> tuple[Candidate, Judgment] | None:
+        """The certified candidate with the fewest bits and its judgment, if any."""
         found = None
         for candidates, width in zip(self.ladder.widths, self.widths, strict=True):
             if width.certified is not None:
-                found = candidates[width.certified], width.judgements[width.certified]
+                found = candidates[width.certified], width.judgments[width.certified]
         return found
 
     @property
@@ -228,21 +228,21 @@ class LadderState:
         return 0
 
     @property
-    def in_question(self) -> list[tuple[Candidate, Judgement]]:
+    def in_question(self) -> list[tuple[Candidate, Judgment]]:
         """The candidates in question at the frontier, most promising first."""
         return [] if self.frontier is None else self._questionable(self.frontier)
 
-    def _questionable(self, width: int) -> list[tuple[Candidate, Judgement]]:
-        rows = zip(self.ladder.widths[width], self.widths[width].judgements, strict=True)
+    def _questionable(self, width: int) -> list[tuple[Candidate, Judgment]]:
+        rows = zip(self.ladder.widths[width], self.widths[width].judgments, strict=True)
         return [
-            (candidate, judgement)
-            for candidate, judgement in rows
-            if judgement.verdict is Verdict.OPEN and candidate.name not in self.exhausted
+            (candidate, judgment)
+            for candidate, judgment in rows
+            if judgment.verdict is Verdict.OPEN and candidate.name not in self.exhausted
         ]
 
     @property
-    def active(self) -> tuple[Candidate, Judgement] | None:
-        """The candidate that gets the next pairs, and its judgement. None if the ladder is over."""
+    def active(self) -> tuple[Candidate, Judgment] | None:
+        """The candidate that gets the next pairs, and its judgment. None if the ladder is over."""
         return next(iter(self.in_question), None)
 
 
@@ -327,10 +327,10 @@ def _exhausted(
     failed.
     """
     for candidates, width in zip(ladder.widths, widths, strict=True):
-        for candidate, judgement in zip(candidates, width.judgements, strict=True):
+        for candidate, judgment in zip(candidates, width.judgments, strict=True):
             given_up = {candidate.name, candidate.baseline} & ended.given_up
             is_complete = counted_seeds(candidate, ended, seeds) == len(seeds)
-            if judgement.settled_at is not None or given_up or is_complete:
+            if judgment.settled_at is not None or given_up or is_complete:
                 yield candidate.name
 
 

@@ -16,7 +16,7 @@ from cpdrun.search.results import Results
 from cpdrun.search.schedule import FIRST_PAIRS, wanted_runs
 from cpdrun.search.settings import Budget
 from cpdrun.stats.ended_runs import RunKey
-from cpdrun.stats.evidence import Judgement, Verdict, pairs_needed
+from cpdrun.stats.evidence import Judgment, Verdict, pairs_needed
 from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import deviation
 from cpdrun.study.answers import finite
@@ -231,34 +231,34 @@ def _within(runs: Sequence[NextRun], budget: Budget | None) -> Iterator[NextRun]
 
 
 def _next_candidate(
-    results: Results, candidate: Candidate, judgement: Judgement, width: Width, coming: set[RunKey]
+    results: Results, candidate: Candidate, judgment: Judgment, width: Width, coming: set[RunKey]
 ) -> NextCandidate:
-    certified, refuted = confidence_so_far(results, judgement)
-    more, after = judgement.more, judgement.pairs + _further_pairs(results, candidate, coming)
+    certified, refuted = confidence_so_far(results, judgment)
+    more, after = judgment.more, judgment.pairs + _further_pairs(results, candidate, coming)
     return NextCandidate(
         candidate=candidate.label,
         bits=candidate.bits,
-        verdict=width.verdict_of(judgement),
-        pairs=judgement.pairs,
-        difference=finite(judgement.mean),
-        low=finite(judgement.low),
-        high=finite(judgement.high),
+        verdict=width.verdict_of(judgment),
+        pairs=judgment.pairs,
+        difference=finite(judgment.mean),
+        low=finite(judgment.low),
+        high=finite(judgment.high),
         sure_certified=certified,
         sure_refuted=refuted,
         more=None if more is None else more.likely,
         more_range=None if more is None else [more.low, more.high],
         pairs_after=after,
-        likely_settled=None if more is None else after >= judgement.pairs + more.likely,
+        likely_settled=None if more is None else after >= judgment.pairs + more.likely,
     )
 
 
-def confidence_so_far(results: Results, judgement: Judgement) -> tuple[float, float]:
+def confidence_so_far(results: Results, judgment: Judgment) -> tuple[float, float]:
     """Return the confidences, in percent, that the evidence so far supports.
 
     The first is for certifying the candidate, and the second for refuting it. They are at least 0 and below 100.
     """
-    alpha, (certify, refute) = results.question.settings.alpha, judgement.errors
-    sides = ((judgement.log_certify, certify), (judgement.log_refute, refute))
+    alpha, (certify, refute) = results.question.settings.alpha, judgment.errors
+    sides = ((judgment.log_certify, certify), (judgment.log_refute, refute))
     certified, refuted = (100 * (1 - min(1.0, alpha / share * math.exp(-log))) for log, share in sides)
     return certified, refuted
 
@@ -339,10 +339,10 @@ def _noise(results: Results, states: Sequence[LadderState]) -> Noise | None:
     pair.
     """
     known = [
-        (judgement.pairs - 1, judgement.deviation)
+        (judgment.pairs - 1, judgment.deviation)
         for state in states
-        for _, judgement, _ in state
-        if judgement.pairs >= 2 and judgement.verdict is not Verdict.REFUTED
+        for _, judgment, _ in state
+        if judgment.pairs >= 2 and judgment.verdict is not Verdict.REFUTED
     ]
     degrees = sum(n for n, _ in known)
     if degrees:
@@ -384,11 +384,11 @@ def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) 
         last = len(state.widths) - 1
         upto = last if state.frontier >= state.ladder.start else state.frontier
         for i, width in enumerate(state.widths[state.frontier : upto + 1], state.frontier):
-            first = width.judgements[0]
+            first = width.judgments[0]
             needed = _needed(rules.tolerance, noise, first.errors, rules.most_seeds)
             if needed is None:
                 return None
-            pairs = FIRST_PAIRS * len(width.judgements) if i == last and i else needed
+            pairs = FIRST_PAIRS * len(width.judgments) if i == last and i else needed
             runs += max(0, pairs - first.pairs)
             longest = max(longest, needed)
     baselines = {state.ladder.baseline for state in states if state.active is not None}
@@ -402,7 +402,7 @@ def _pairs(
 
     None if more than `most` pairs are needed.
     """
-    _, error = states[0].widths[states[0].ladder.start].judgements[0].errors
+    _, error = states[0].widths[states[0].ladder.start].judgments[0].errors
     return _needed(factor * results.tolerance / results.metric.scale, noise, (error, error), most)
 
 

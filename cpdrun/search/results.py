@@ -21,7 +21,7 @@ from cpdrun.search.ladders import Candidate, Ladder, LadderState, Rules, ladder_
 from cpdrun.search.question import Question, key_of
 from cpdrun.search.settings import FEWEST_SEEDS, MARGIN_KEY
 from cpdrun.stats.ended_runs import RunKey
-from cpdrun.stats.evidence import Judgement, Verdict, differences
+from cpdrun.stats.evidence import Judgment, Verdict, differences
 from cpdrun.stats.failures import are_identical
 from cpdrun.stats.ladder import Width
 from cpdrun.stats.means import mean
@@ -532,25 +532,25 @@ def _ladder_result(results: Results, state: LadderState) -> LadderResult:
 
 
 def _candidate_result(
-    results: Results, state: LadderState, candidate: Candidate, judgement: Judgement, width: Width
+    results: Results, state: LadderState, candidate: Candidate, judgment: Judgment, width: Width
 ) -> CandidateResult:
-    counts, more = state.failures[candidate.name], judgement.more
+    counts, more = state.failures[candidate.name], judgment.more
     return CandidateResult(
         candidate=candidate.label,
         bits=candidate.bits,
         mean_operand_bits=results.mean_bits(candidate),
-        verdict=width.verdict_of(judgement),
-        pairs=judgement.pairs,
-        settled_at=judgement.settled_at,
-        difference=finite(judgement.mean),
-        low=finite(judgement.low),
-        high=finite(judgement.high),
-        own_low=finite(judgement.own_low),
-        own_high=finite(judgement.own_high),
+        verdict=width.verdict_of(judgment),
+        pairs=judgment.pairs,
+        settled_at=judgment.settled_at,
+        difference=finite(judgment.mean),
+        low=finite(judgment.low),
+        high=finite(judgment.high),
+        own_low=finite(judgment.own_low),
+        own_high=finite(judgment.own_high),
         more=None if more is None else more.likely,
         more_range=None if more is None else [more.low, more.high],
         is_identical=results.is_identical(candidate),
-        error_of_certifying=judgement.errors[0],
+        error_of_certifying=judgment.errors[0],
         runs_ended=counts.ended,
         runs_failed=counts.failed,
         pairs_left_out=counts.left_out,

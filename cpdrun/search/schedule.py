@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from cpdrun.search.ladders import EVEN, UNTUNED, Candidate, Ladder, LadderState, Rules, Tuning, counted_seeds
 from cpdrun.stats.ended_runs import EndedRuns, RunKey
-from cpdrun.stats.evidence import Judgement
+from cpdrun.stats.evidence import Judgment
 
 # The fewest pairs that can decide a candidate, which may run at the same time.
 FIRST_PAIRS = 3
@@ -55,7 +55,7 @@ def _needed(
 ) -> Iterator[tuple[RunKey, ...]]:
     if state.active is None or state.frontier is None:
         return
-    candidate, judgement = state.active
+    candidate, judgment = state.active
     if not _is_tuned(candidate, tuning):
         yield from tuning.missing(candidate.baseline, ended)
         if state.ladder.may_try(state.frontier):
@@ -66,9 +66,9 @@ def _needed(
     seeds = state.ladder.seeds(rules.most_seeds)
     counted = counted_seeds(candidate, ended, seeds)
     # A further seed replaces each seed that has ended without a pair.
-    skipped = counted - judgement.pairs
+    skipped = counted - judgment.pairs
     # The estimate changes with every pair, so request only half of the likely number.
-    more = 1 if judgement.more is None else math.ceil(judgement.more.likely / 2)
+    more = 1 if judgment.more is None else math.ceil(judgment.more.likely / 2)
     upto = max(FIRST_PAIRS + skipped, counted + more)
     pairs = _pairs(candidate, seeds[counted:upto])
     yield from pairs if state.ladder.may_try(state.frontier) else (pair[:1] for pair in pairs)
@@ -85,11 +85,11 @@ def _further(
     ladder, frontier = state.ladder, state.frontier
     if state.active is None or frontier is None or not ladder.may_try(frontier):
         return
-    (candidate, judgement), *others = state.in_question
+    (candidate, judgment), *others = state.in_question
     if not _is_tuned(candidate, tuning):
         yield from _of_baseline(candidate, tuning)
         return
-    looks_bad = _looks_bad(candidate, judgement, rules)
+    looks_bad = _looks_bad(candidate, judgment, rules)
     beside = [other for other, _ in others]
     likely = beside if looks_bad and beside else _next_width(ladder, frontier, looks_bad=looks_bad)
     seeds = ladder.seeds(rules.most_seeds)
@@ -113,9 +113,9 @@ def _next_width(ladder: Ladder, frontier: int, *, looks_bad: bool) -> Sequence[C
     return ladder.widths[following] if is_there else ()
 
 
-def _looks_bad(candidate: Candidate, judgement: Judgement, rules: Rules) -> bool:
-    if judgement.pairs >= 2:
-        return judgement.mean + rules.tolerance < 0
+def _looks_bad(candidate: Candidate, judgment: Judgment, rules: Rules) -> bool:
+    if judgment.pairs >= 2:
+        return judgment.mean + rules.tolerance < 0
     return candidate.chance is not None and candidate.chance > EVEN
 
 

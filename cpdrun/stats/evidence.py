@@ -112,7 +112,7 @@ class PairsRange:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """The result of testing the pairs of one candidate.
 
     Differences are in the metric's unit, and positive is better. An end of an interval is infinite if the pairs do not
@@ -282,7 +282,7 @@ def judge(
     resolution: float = 0.0,
     prior: SpreadPrior = NO_PRIOR,
     most_pairs: int = 1000,
-) -> Judgement:
+) -> Judgment:
     """Return the verdict on one candidate, from the differences of its pairs.
 
     The evidence is checked after every pair. Once it is strong enough, the verdict is final. Without a prior, equal
@@ -297,7 +297,7 @@ def judge(
         resolution: The smallest step of the metric, such as 1 / samples for an accuracy. The spread that rounding may
             hide is added, so that differences equal by chance are no strong evidence.
         prior: The prior for the standard deviation. It must not depend on `gaps`.
-        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
+        most_pairs: The largest total number of pairs for which `Judgment.more` is computed.
     """
     effect = prior.effect(margin)
     verdict, settled_at = Verdict.OPEN, None
@@ -332,7 +332,7 @@ def judge(
         equal_effect=effect,
     )
     likely = None if total is None else total - len(gaps)
-    return Judgement(
+    return Judgment(
         verdict=verdict,
         pairs=len(gaps),
         settled_at=settled_at,

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cpdrun.stats.evidence import NO_PRIOR, Judgement, Verdict, judge
+from cpdrun.stats.evidence import NO_PRIOR, Judgment, Verdict, judge
 from cpdrun.stats.ledger import AskedLadder, Hypothesis, Ledger
 from cpdrun.stats.pooled_spread import priors
 
@@ -28,7 +28,7 @@ class PairedLadder:
         asked: The names of the candidates, and the start of the ladder.
         gaps: The differences of each candidate's pairs by width, as `evidence.differences` returns them.
         barred: For each candidate by width, whether one of its runs failed.
-        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
+        most_pairs: The largest total number of pairs for which `Judgment.more` is computed.
     """
 
     asked: AskedLadder
@@ -42,33 +42,33 @@ class Width:
     """The judged candidates of one bit width.
 
     Attributes:
-        judgements: The judgements of the candidates, in the given order.
+        judgments: The judgments of the candidates, in the given order.
         is_reached: Whether all wider widths of the same sequence are certified.
         hypotheses: The hypotheses of the candidates, to be added to the ledger.
     """
 
-    judgements: tuple[Judgement, ...]
+    judgments: tuple[Judgment, ...]
     is_reached: bool
     hypotheses: tuple[Hypothesis, ...] = ()
 
     @property
     def certified(self) -> int | None:
         """The index of the first certified candidate. None if there is none or the width is not reached."""
-        found = [i for i, each in enumerate(self.judgements) if each.verdict is Verdict.CERTIFIED]
+        found = [i for i, each in enumerate(self.judgments) if each.verdict is Verdict.CERTIFIED]
         return found[0] if found and self.is_reached else None
 
-    def verdict_of(self, judgement: Judgement) -> Verdict:
+    def verdict_of(self, judgment: Judgment) -> Verdict:
         """Return the verdict on a candidate. It is certified only if the width is reached."""
-        if judgement.verdict is Verdict.CERTIFIED and not self.is_reached:
+        if judgment.verdict is Verdict.CERTIFIED and not self.is_reached:
             return Verdict.OPEN
-        return judgement.verdict
+        return judgment.verdict
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the width: certified if one candidate is, refuted if all are."""
         if self.certified is not None:
             return Verdict.CERTIFIED
-        refuted = all(each.verdict is Verdict.REFUTED for each in self.judgements)
+        refuted = all(each.verdict is Verdict.REFUTED for each in self.judgments)
         return Verdict.REFUTED if refuted else Verdict.OPEN
 
 
@@ -145,13 +145,13 @@ def settle(
         barred: For each candidate by width, whether one of its runs failed. It is then never certified, even if it was
             certified before.
         resolution: The smallest step between two values of the metric.
-        most_pairs: The largest total number of pairs for which `Judgement.more` is computed.
+        most_pairs: The largest total number of pairs for which `Judgment.more` is computed.
         start: The index of the width at which the ladder starts.
     """
     found: list[Width] = []
     refute = alpha * max(math.fsum(each.weight for each in of_width) for of_width in hypotheses)
     for i, (formats, of_width, bars) in enumerate(zip(gaps, hypotheses, barred, strict=True)):
-        judgements = tuple(
+        judgments = tuple(
             judge(
                 each,
                 margin,
@@ -164,10 +164,10 @@ def settle(
             )
             for each, hypothesis in zip(formats, of_width, strict=True)
         )
-        judgements = tuple(
+        judgments = tuple(
             replace(each, verdict=Verdict.OPEN) if bar and each.verdict is Verdict.CERTIFIED else each
-            for each, bar in zip(judgements, bars, strict=True)
+            for each, bar in zip(judgments, bars, strict=True)
         )
         is_reached = i <= start or found[-1].certified is not None
-        found.append(Width(judgements, is_reached, tuple(of_width)))
+        found.append(Width(judgments, is_reached, tuple(of_width)))
     return found

@@ -91,8 +91,8 @@ def _ladder_verdict(study: Study, facet: Facet, scaling: str, answer: LadderAnsw
     if group is None:
         return LadderVerdict(facet.label, scaling, answer.verdict)
     judged = study.judged[group]
-    found, failed = judged.judgement, judged.failures
-    more = found.more if answer.judgement is None else answer.judgement.more
+    found, failed = judged.judgment, judged.failures
+    more = found.more if answer.judgment is None else answer.judgment.more
     more = more if answer.verdict is Verdict.OPEN else None
     return LadderVerdict(
         facet.label,
@@ -144,7 +144,7 @@ def next_command(study: Study, sweeps: Sequence[SweepDir]) -> str:
         return ""
     words = [shlex.quote(word) for word in typed if isinstance(word, str) and not word.startswith("seed=")]
     # A search that has used all seeds needs more of them. A seed that predicted the start is in no pair.
-    pairs = [answer.judgement.pairs for answer in open_ if answer.judgement is not None]
+    pairs = [answer.judgment.pairs for answer in open_ if answer.judgment is not None]
     seeds = axes.get(SEED) if isinstance(axes, Mapping) else None
     if study.asked.by == "search" and isinstance(seeds, list) and pairs and min(pairs) >= len(seeds) - 1 > 0:
         words = [word for word in words if not word.startswith("search.most_seeds=")]
@@ -161,14 +161,14 @@ def _needs_pairs(study: Study, facet: Facet, scaling: str) -> bool:
 
 def group_outlook(study: Study, group: Group) -> Outlook:
     """Return whether further pairs are likely to decide a candidate's verdict, and how many."""
-    return outlook(study.judged[group].judgement, study.tolerance / study.metric.scale, study.samples(group))
+    return outlook(study.judged[group].judgment, study.tolerance / study.metric.scale, study.samples(group))
 
 
 def ladder_outlook(study: Study, answer: LadderAnswer) -> Outlook:
     """Return the outlook of the ladder's candidate that is most likely to be certified."""
-    if answer.likely is None or answer.judgement is None:
+    if answer.likely is None or answer.judgment is None:
         return Outlook(Prospect.NO_PAIRS)
-    return outlook(answer.judgement, study.tolerance / study.metric.scale, study.samples(answer.likely))
+    return outlook(answer.judgment, study.tolerance / study.metric.scale, study.samples(answer.likely))
 
 
 # ---- the answers for readers
@@ -274,7 +274,7 @@ def _ladder(study: Study, facet: Facet, scaling: str) -> Ladder:
     refuted, has_narrower = None, False
     if answer.verdict is Verdict.REFUTED:
         width = [g for g in groups if (formats.bits(g.format) or math.inf) == answer.refuted_bits]
-        refuted = max(width, key=lambda group: study.judged[group].judgement.mean)
+        refuted = max(width, key=lambda group: study.judged[group].judgment.mean)
         has_narrower = len(width) < len(groups)
     failed = [group for group in groups if study.failures(group).failed]
     return Ladder(scaling, answer, ladder_outlook(study, answer), refuted, has_narrower, failed)
@@ -282,6 +282,6 @@ def _ladder(study: Study, facet: Facet, scaling: str) -> Ladder:
 
 def _cases(study: Study, groups: Sequence[Group]) -> dict[Kind, list[Group]]:
     """Return the named cases keyed by kind, best mean first."""
-    ordered = sorted(groups, key=lambda group: -study.judged[group].judgement.mean)
+    ordered = sorted(groups, key=lambda group: -study.judged[group].judgment.mean)
     cases = {kind: [group for group in ordered if study.judged[group].kind is kind] for kind in Kind}
     return {kind: chosen for kind, chosen in cases.items() if chosen}

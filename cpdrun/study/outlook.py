@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cpdrun.stats.evidence import Judgement, PairsRange
+from cpdrun.stats.evidence import Judgment, PairsRange
 from cpdrun.stats.means import is_zero
 
 # The largest number of additional pairs to recommend, because hardly anyone can run more.
@@ -48,23 +48,23 @@ class Outlook:
         return self.prospect not in (Prospect.TEST_SET, Prospect.TOO_MANY)
 
 
-def outlook(judgement: Judgement, margin: float = math.nan, samples: float = math.nan) -> Outlook:
+def outlook(judgment: Judgment, margin: float = math.nan, samples: float = math.nan) -> Outlook:
     """Return the outlook of an open verdict.
 
     Args:
-        judgement: The judgement of the pairs so far. Its `more` may be what several candidates need together.
-        margin: The margin in the unit of the judgement.
+        judgment: The judgment of the pairs so far. Its `more` may be what several candidates need together.
+        margin: The margin in the unit of the judgment.
         samples: The number of test samples if the metric is a share of them, otherwise NaN.
     """
-    more, distance = judgement.more, abs(judgement.mean + margin) * samples
+    more, distance = judgment.more, abs(judgment.mean + margin) * samples
     is_beyond_advice = more is None or more.likely > MOST_ADVISED
-    if not judgement.pairs:
+    if not judgment.pairs:
         prospect = Prospect.NO_PAIRS
-    elif is_beyond_advice and distance < 1 and judgement.pairs > 1:
+    elif is_beyond_advice and distance < 1 and judgment.pairs > 1:
         prospect = Prospect.TEST_SET
-    elif judgement.pairs > 1 and is_zero(judgement.deviation):
+    elif judgment.pairs > 1 and is_zero(judgment.deviation):
         prospect = Prospect.NO_SPREAD
-    elif more is None and judgement.pairs < FEWEST_PAIRS:
+    elif more is None and judgment.pairs < FEWEST_PAIRS:
         prospect = Prospect.TOO_NOISY
     elif more is None or more.likely > MOST_ADVISED:
         prospect = Prospect.TOO_MANY

@@ -25,16 +25,16 @@ def seed_power(study: Study) -> SeedPower | None:
         The margins, or None if no candidate has two pairs with different differences.
     """
     found = {group: judged for group, judged in study.judged.items() if _shows_noise(study, group, judged)}
-    judgements = [judged.judgement for judged in found.values()]
-    degrees = sum(judgement.pairs - 1 for judgement in judgements)
+    judgments = [judged.judgment for judged in found.values()]
+    degrees = sum(judgment.pairs - 1 for judgment in judgments)
     if not degrees:
         return None
-    squares = math.fsum((judgement.pairs - 1) * judgement.deviation**2 for judgement in judgements)
-    spread, pairs = math.sqrt(squares / degrees), min(judgement.pairs for judgement in judgements)
+    squares = math.fsum((judgment.pairs - 1) * judgment.deviation**2 for judgment in judgments)
+    spread, pairs = math.sqrt(squares / degrees), min(judgment.pairs for judgment in judgments)
     if not spread > 0:
         return None
     margin = study.tolerance / study.metric.scale
-    tests = {(judged.enough, judged.judgement.prior) for judged in found.values()}
+    tests = {(judged.enough, judged.judgment.prior) for judged in found.values()}
     settles, needed = [], []
     for enough, prior in tests:
         certify, refute = (10**-log for log in enough)
@@ -68,7 +68,7 @@ def seed_power(study: Study) -> SeedPower | None:
 
 def _shows_noise(study: Study, group: Group, judged: Judged) -> bool:
     trained = judged.verdict is not Verdict.REFUTED and study.may_be_within(group)
-    return trained and judged.judgement.pairs > 1 and not judged.is_identical
+    return trained and judged.judgment.pairs > 1 and not judged.is_identical
 
 
 def _test_set_settles(study: Study, groups: list[Group]) -> float:

@@ -12,7 +12,7 @@ from functools import cached_property
 import pandas as pd
 
 from cpdrun.costmodel import Network
-from cpdrun.stats.evidence import Judgement, differences, judge
+from cpdrun.stats.evidence import Judgment, differences, judge
 from cpdrun.stats.failures import FailureCounts, compare_runs
 from cpdrun.study.axes import BitsAxis
 from cpdrun.study.group import Facet, Group
@@ -140,10 +140,10 @@ class Study:
         judged = self.judged.get(group)
         return FailureCounts() if judged is None else judged.failures
 
-    def against_baseline(self, group: Group) -> Judgement | None:
-        """Return the judgement of a group's pairs with its baseline, or None if it has no pairs."""
+    def against_baseline(self, group: Group) -> Judgment | None:
+        """Return the judgment of a group's pairs with its baseline, or None if it has no pairs."""
         judged = self.judged.get(group)
-        return judged.judgement if judged is not None and judged.judgement.pairs else None
+        return judged.judgment if judged is not None and judged.judgment.pairs else None
 
     def answer(self, facet: Facet, strategy: str) -> LadderAnswer:
         """Return the answer of the facet's ladder with this label (`Facet.ladders`)."""
@@ -191,7 +191,7 @@ class Study:
         }
 
 
-def compare(study: Study, one: Group, other: Group) -> Judgement:
+def compare(study: Study, one: Group, other: Group) -> Judgment:
     """Judge how much better one group is than another, with a margin of 0.
 
     Users choose such comparisons after looking at the means. They are separate from the verdicts and use no share of

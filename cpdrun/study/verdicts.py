@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from cpdrun.config.identity import cell_name
 from cpdrun.record import read_config
-from cpdrun.stats.evidence import Judgement, PairsRange, Verdict, differences
+from cpdrun.stats.evidence import Judgment, PairsRange, Verdict, differences
 from cpdrun.stats.failures import Compared, FailureCounts, are_identical, compare_runs
 from cpdrun.stats.ladder import PairedLadder, judge_ladders
 from cpdrun.stats.ledger import AskedLadder, Hypothesis, Ledger, Start
@@ -47,14 +47,14 @@ class Judged:
     Attributes:
         verdict: The verdict to report. It is certified only if no run failed and each wider width, from the ladder's
             start on, has a certified group.
-        judgement: The result of testing the group's own pairs.
+        judgment: The result of testing the group's own pairs.
         failures: How many of the group's runs failed.
         hypothesis: The tested hypothesis, to be added to the ledger.
         is_identical: Whether the runs equal the baseline's bit for bit, which is no evidence.
     """
 
     verdict: Verdict
-    judgement: Judgement
+    judgment: Judgment
     failures: FailureCounts = field(default_factory=FailureCounts)
     hypothesis: Hypothesis | None = None
     is_identical: bool = False
@@ -66,7 +66,7 @@ class Judged:
     @property
     def enough(self) -> tuple[float, float]:
         """The evidence that certifying and refuting need, each as the log10 of an e-value."""
-        certify, refute = self.judgement.errors
+        certify, refute = self.judgment.errors
         return -math.log10(certify), -math.log10(refute)
 
 
@@ -102,15 +102,15 @@ def judge_groups(
     )
     return {
         group: Judged(
-            width.verdict_of(judgement),
-            judgement,
+            width.verdict_of(judgment),
+            judgment,
             each.compared[group].counts,
             hypothesis,
             are_identical(group.fingerprints, baseline.fingerprints),
         )
         for (baseline, _), each, widths in zip(ladders, found, settled, strict=True)
         for groups, width in zip(each.widths, widths, strict=True)
-        for group, judgement, hypothesis in zip(groups, width.judgements, width.hypotheses, strict=True)
+        for group, judgment, hypothesis in zip(groups, width.judgments, width.hypotheses, strict=True)
     }
 
 
@@ -192,7 +192,7 @@ class LadderAnswer:
             there is none and nothing is certified, the group with the best mean in the first open width. Otherwise
             None.
         is_near: Whether the mean of `likely` is within the margin.
-        judgement: The judgement of `likely`, with the number of further pairs that it and the wider open groups need.
+        judgment: The judgment of `likely`, with the number of further pairs that it and the wider open groups need.
         best: The group with the best mean, to be shown if `certified` and `likely` are None.
         refuted_bits: The bits of the widest width whose groups are all refuted. NaN if there is none.
         is_identical: Whether the runs of `certified` equal the baseline's bit for bit.
@@ -201,7 +201,7 @@ class LadderAnswer:
     certified: Group | None = None
     likely: Group | None = None
     is_near: bool = False
-    judgement: Judgement | None = None
+    judgment: Judgment | None = None
     best: Group | None = None
     refuted_bits: float = math.nan
     is_identical: bool = False
@@ -245,7 +245,7 @@ def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margi
             widths.setdefault(formats.bits(group.format) or math.inf, []).append(group)
 
     def mean(group: Group) -> float:
-        found = judged[group].judgement.mean
+        found = judged[group].judgment.mean
         return -math.inf if math.isnan(found) else found
 
     best = max((group for width in widths.values() for group in width), key=mean, default=None)
@@ -262,11 +262,11 @@ def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margi
         if not able:
             return answer
         group = max(able, key=mean)
-        needed.append(judged[group].judgement.more)
+        needed.append(judged[group].judgment.more)
         is_near = mean(group) >= -margin - _ROUNDING
         if is_near or answer.group is None:
-            judgement = replace(judged[group].judgement, more=_largest(needed))
-            answer = replace(answer, likely=group, is_near=is_near, judgement=judgement)
+            judgment = replace(judged[group].judgment, more=_largest(needed))
+            answer = replace(answer, likely=group, is_near=is_near, judgment=judgment)
         if not is_near:
             return answer
     return answer
@@ -274,8 +274,8 @@ def answer_ladder(groups: Sequence[Group], judged: Mapping[Group, Judged], margi
 
 def _is_open(judged: Judged) -> bool:
     """Return True if further pairs may certify a candidate."""
-    is_candidate = judged.verdict is Verdict.OPEN and judged.judgement.verdict is not Verdict.REFUTED
-    return is_candidate and judged.judgement.pairs > 0 and not judged.failures.failed
+    is_candidate = judged.verdict is Verdict.OPEN and judged.judgment.verdict is not Verdict.REFUTED
+    return is_candidate and judged.judgment.pairs > 0 and not judged.failures.failed
 
 
 def _largest(needed: Sequence[PairsRange | None]) -> PairsRange | None:

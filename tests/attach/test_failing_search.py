@@ -56,7 +56,7 @@ def test_a_format_with_failed_seeds_is_open(search, stop, how):
     study = read_study([SweepDir(Path("results/found"))])
     ((group, judged),) = study.judged.items()
     assert judged.verdict is Verdict.OPEN and failures_text(judged.failures) == f"2 of 4 runs failed{how}"
-    assert judged.judgement.mean == pytest.approx(candidate["difference"])
+    assert judged.judgment.mean == pytest.approx(candidate["difference"])
     assert not study.may_be_within(group)
     looked_at_again = search(stop, 4, "--dry-run")
     assert looked_at_again["says"][0] == found["says"][0]

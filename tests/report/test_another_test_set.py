@@ -44,7 +44,7 @@ def test_the_error_of_the_test_set_is_that_of_the_recorded_examples(answered, re
     mean_N = d_SxN.mean(axis=0)
     error = np.sqrt(((mean_N - mean_N.mean()) ** 2).sum()) / SAMPLES
     assert (found.samples, found.pairs) == (SAMPLES, 4)
-    mean = study.judged[group].judgement.mean
+    mean = study.judged[group].judgment.mean
     assert found.error.mean == pytest.approx(mean) == pytest.approx(mean_N.mean())
     assert found.error.standard_error == pytest.approx(error) and 0 <= found.error.lasting < error
     assert (found.high - found.low) / 2 == pytest.approx(1.959964 * np.sqrt(2) * error)

@@ -8,7 +8,7 @@ import yaml
 
 from cpdrun.record import write_text
 from cpdrun.report.result_text import describe_group, more_text, result_text
-from cpdrun.stats.evidence import NO_PRIOR, Judgement, PairsRange, SpreadPrior, Verdict, judge
+from cpdrun.stats.evidence import NO_PRIOR, Judgment, PairsRange, SpreadPrior, Verdict, judge
 from cpdrun.stats.failures import FailureCounts
 from cpdrun.study.answers import ladder_verdicts
 from cpdrun.study.metric import Metric
@@ -37,7 +37,7 @@ def test_an_open_verdict_says_how_many_more_pairs_it_needs_or_why_not():
     def shown(more, mean=0.0, deviation=0.01, pairs=3):
         more = None if more is None else PairsRange(*more)
         ends = (-math.inf, math.inf) * 2
-        found = Judgement(Verdict.OPEN, pairs, None, mean, *ends, 0.0, 0.0, deviation, more=more)
+        found = Judgment(Verdict.OPEN, pairs, None, mean, *ends, 0.0, 0.0, deviation, more=more)
         return more_text(found, margin=0.01, samples=360)
 
     assert shown((4, 3, 8)) == "about 4 more pairs (3 to 8)"
@@ -105,7 +105,7 @@ def test_the_pairs_of_wider_open_formats_are_needed_too(new_sweep):
     (answer,) = ladder_verdicts(study)
     (e4m3,) = (judged for group, judged in study.judged.items() if group.format == "e4m3")
     assert answer.candidate == "e3m0 without APS" and answer.verdict == "open"
-    assert answer.more == e4m3.judgement.more.likely > 0
+    assert answer.more == e4m3.judgment.more.likely > 0
 
 
 def test_the_direction_of_a_metric_that_no_record_declares():

@@ -222,7 +222,7 @@ def test_the_error_bar_of_a_certified_format_ends_within_the_margin(new_sweep, m
     assert judged.verdict is Verdict.CERTIFIED
     assert worst < low if sign == 1 else high < best
     mean = study.baselines[group].mean
-    ends = [study.metric.scale * (mean + sign * gap) for gap in (judged.judgement.low, judged.judgement.high)]
+    ends = [study.metric.scale * (mean + sign * gap) for gap in (judged.judgment.low, judged.judgment.high)]
     assert (low, high) == pytest.approx((min(ends), max(ends)))
 
 

@@ -43,7 +43,7 @@ def noisy(new_sweep):
 def test_the_noise_is_pooled_over_all_candidates(noisy):
     study = read_study([noisy.dir])
     power = seed_power(study)
-    deviations = [judged.judgement.deviation for judged in study.judged.values()]
+    deviations = [judged.judgment.deviation for judged in study.judged.values()]
     assert (power.metric, power.pairs, power.comparisons) == ("test_accuracy", SEEDS, 2)
     assert power.deviation == pytest.approx(math.sqrt(sum(d**2 for d in deviations) / 2))
     assert power.margin == pytest.approx(0.005)

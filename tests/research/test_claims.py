@@ -10,7 +10,7 @@ import yaml
 from made_up import Sweep
 from research.claims.cells import find_pairs, matches
 from research.claims.claim import Claim, Comparison, Paper, read_claims
-from research.claims.judgement import ClaimVerdict, Judgement, judge
+from research.claims.judgment import ClaimVerdict, Judgment, judge
 from research.claims.page import describe_verdict, page, tally
 from research.claims.paper_tables import paper_tables
 from research.claims.values import FAILED, Values, read_table, read_values, write_values
@@ -71,15 +71,15 @@ class Table:
         rows = rows.assign(**{column: None for column in FAILED if column not in rows})
         return Values(rows, self.axes, "made up")
 
-    def judge(self, *comparisons: dict, **changes) -> Judgement:
+    def judge(self, *comparisons: dict, **changes) -> Judgment:
         return judge(claim(*comparisons, **changes), self.values)
 
 
 @pytest.mark.parametrize(("effect", "verdict"), [(0.0, CERTIFIED), (-0.02, REFUTED), (-0.005, OPEN)])
 def test_a_loss_is_compared_with_the_threshold(effect, verdict):
-    judgement = Table().fill({"e4m3": effect}).judge({"at_least": -0.5})
-    (finding,) = judgement.findings
-    assert judgement.verdict == finding.verdict == verdict
+    judgment = Table().fill({"e4m3": effect}).judge({"at_least": -0.5})
+    (finding,) = judgment.findings
+    assert judgment.verdict == finding.verdict == verdict
     assert finding.pairs == 8 and finding.low < finding.value < finding.high
     assert finding.value == pytest.approx(100 * effect, abs=0.3)
 
@@ -100,7 +100,7 @@ def test_the_quantifier_is_part_of_the_verdict():
         holds_for: table.judge(comparison, holds_for=holds_for, across="formats")
         for holds_for in ("every", "most", "some")
     }
-    assert {holds_for: describe_verdict(judgement) for holds_for, judgement in found.items()} == {
+    assert {holds_for: describe_verdict(judgment) for holds_for, judgment in found.items()} == {
         "every": "in all formats: refuted (e3m0)",
         "most": "in most formats (e5m2; e4m3): certified; in others (e3m0): refuted",
         "some": "in some formats (e5m2; e4m3): certified; in others (e3m0): refuted",
@@ -109,8 +109,8 @@ def test_the_quantifier_is_part_of_the_verdict():
 
 def test_comparisons_that_were_not_run_are_counted_in_the_verdict():
     table = Table().fill({"e4m3": 0.0})
-    judgement = table.judge({"at_least": -1}, {"sweep": "never_run", "at_least": -1})
-    assert describe_verdict(judgement) == "in all comparisons: certified; 1 of 2 comparisons not run"
+    judgment = table.judge({"at_least": -1}, {"sweep": "never_run", "at_least": -1})
+    assert describe_verdict(judgment) == "in all comparisons: certified; 1 of 2 comparisons not run"
     assert table.judge({"sweep": "never_run", "at_least": -1}).verdict is NOT_RUN
 
 
@@ -122,11 +122,11 @@ def test_comparisons_with_identical_weights_count_once():
             table.add(seed=seed, **{"sync.order": order})
             more = {"weights": weights, "sync.order": order}
             table.add("e4m3", aps=True, seed=seed, value=0.9 + 0.001 * seed, **more)
-    judgement = table.judge({"at_least": -5})
-    repeats = [finding.repeats for finding in judgement.findings]
+    judgment = table.judge({"at_least": -5})
+    repeats = [finding.repeats for finding in judgment.findings]
     assert repeats == [None, ("e4m3", "with APS", "order rank"), None]
     said = "of 2 comparisons 2 certified; 1 more with the same weights as another, bit for bit"
-    assert tally(judgement) == said
+    assert tally(judgment) == said
 
 
 def test_identical_comparisons_leave_their_share_of_the_error_to_the_others():
@@ -172,9 +172,9 @@ def test_bytes_are_counted():
         table.add(seed=seed, **{"wire:bytes_per_step_real_worker": 4000.0})
         table.add("e4m3", aps=True, seed=seed, **{"wire:bytes_per_step_real_worker": 1010.0})
     count = {"metric": None, "count": "wire_bytes"}
-    judgement = table.judge({**count, "at_least": 3.5})
-    assert judgement.verdict is COUNTED and not judgement.is_tested
-    assert "3.96 times fewer bytes" in page([judgement], 0.95)
+    judgment = table.judge({**count, "at_least": 3.5})
+    assert judgment.verdict is COUNTED and not judgment.is_tested
+    assert "3.96 times fewer bytes" in page([judgment], 0.95)
     swapped = {"candidate": {"format": "fp32", "aps": False}, "baseline": {"format": "e4m3", "aps": True}}
     more = {**count, "counted_as": "percent_more", **swapped}
     assert table.judge({**more, "at_most": 100}).verdict is REFUTED
@@ -261,11 +261,11 @@ def test_every_claim_finds_its_cells_in_the_stored_values():
 
 
 def test_the_stored_page_is_up_to_date():
-    judgements = [
+    judgments = [
         judge(item, lambda sweep: read_values(STORED / sweep), tables=lambda name: read_table(STORED / name))
         for item in read_claims()
     ]
-    assert (STORED / "claims.md").read_text() == page(judgements, 0.95), "run `make claims`"
+    assert (STORED / "claims.md").read_text() == page(judgments, 0.95), "run `make claims`"
     tables = paper_tables(lambda sweep: read_values(STORED / sweep))
     assert (STORED / "paper_tables.md").read_text() == tables, "run `make claims`"
 

@@ -30,7 +30,7 @@ GAPS = {"e2m0": -88.0}
 
 
 def of(standing):
-    return {candidate.name: width.verdict_of(judgement) for candidate, judgement, width in standing}
+    return {candidate.name: width.verdict_of(judgment) for candidate, judgment, width in standing}
 
 
 def asked(widths, start):
@@ -58,7 +58,7 @@ def test_evidence_may_certify_at_the_whole_error_but_not_at_a_share_of_it():
     ]
     whole, *_ = at
     assert [width.certified for width in whole] == [0, 0, 0, 0]
-    shares = [[width.judgements[0].errors[0] for width in widths] for widths in at]
+    shares = [[width.judgments[0].errors[0] for width in widths] for widths in at]
     assert shares[3][0] < shares[3][1] < shares[3][2] < shares[3][3] < shares[0][0]
     assert [width.is_reached for width in at[2]] == [True, True, True, at[2][2].certified is not None]
 
@@ -105,8 +105,8 @@ def test_the_seed_of_the_prediction_is_in_no_pair():
     }
     (with_it,) = ladder_states([LADDER], EndedRuns(values), RULES)
     (without,) = ladder_states([start_at(LADDER, 3, 2)], EndedRuns(values), RULES)
-    assert (with_it.widths[3].judgements[0].pairs, without.widths[3].judgements[0].pairs) == (6, 5)
-    assert without.widths[3].judgements[0].mean == pytest.approx(0.01 * (0 + 1 + 3 + 4 + 5) / 5)
+    assert (with_it.widths[3].judgments[0].pairs, without.widths[3].judgments[0].pairs) == (6, 5)
+    assert without.widths[3].judgments[0].mean == pytest.approx(0.01 * (0 + 1 + 3 + 4 + 5) / 5)
 
 
 def test_until_the_start_is_known_only_the_baseline_runs():

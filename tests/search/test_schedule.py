@@ -21,7 +21,7 @@ def answers(standings):
 
 
 def verdicts(standing):
-    return {candidate.name: judgement.verdict for candidate, judgement, _ in standing}
+    return {candidate.name: judgment.verdict for candidate, judgment, _ in standing}
 
 
 @pytest.mark.parametrize("slots", [1, 2, 16])
@@ -70,7 +70,7 @@ def test_a_stopped_search_continues_with_the_same_runs_and_verdicts(stop_after):
 def test_pairs_count_in_the_order_of_their_seeds():
     ended = EndedRuns({BASELINE: {0: 98.0, 1: 98.0, 2: 98.2}, "e4m3": {1: math.nan, 2: math.nan}})
     (standing,) = ladder_states([APS], ended, RULES)
-    assert standing.widths[0].judgements[0].pairs == 0
+    assert standing.widths[0].judgments[0].pairs == 0
     assert next(wanted_runs([standing], ended, set(), RULES)) == ("e4m3", 0)
 
 

@@ -65,10 +65,10 @@ def test_times_come_from_finished_runs_and_the_budget_limits_the_list(after):
 def test_the_confidence_so_far_reaches_the_level_with_the_verdict(after):
     results = after(30)
     for standing in results.states():
-        for _candidate, judgement, _ in standing:
-            certified, refuted = confidence_so_far(results, judgement)
-            assert (certified >= 95) == (str(judgement.verdict) == "certified")
-            assert (refuted >= 95) == (str(judgement.verdict) == "refuted")
+        for _candidate, judgment, _ in standing:
+            certified, refuted = confidence_so_far(results, judgment)
+            assert (certified >= 95) == (str(judgment.verdict) == "certified")
+            assert (refuted >= 95) == (str(judgment.verdict) == "refuted")
 
 
 def test_the_command_and_the_pairs_after_the_plan_count_finished_runs(after):

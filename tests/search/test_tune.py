@@ -144,8 +144,8 @@ def test_wrong_certificates_stay_below_alpha_with_the_best_of_many_values():
         world = World({f"e4m3 {i}": -RULES.tolerance for i in range(5)}, seed=seed)
         tuning = Tuning(seeds=(1000,), arms={"e4m3": tuple(f"e4m3 {i}" for i in range(5))})
         (standing,) = world.search([ladder("", ["e4m3"])], rules, tuning=tuning)
-        assert standing.widths[0].judgements[0].pairs > 2
-        wrong += standing.widths[0].judgements[0].verdict is Verdict.CERTIFIED
+        assert standing.widths[0].judgments[0].pairs > 2
+        wrong += standing.widths[0].judgments[0].verdict is Verdict.CERTIFIED
     assert wrong <= 11
 
 

@@ -21,5 +21,5 @@ def reported(results):
             if judged := study.judged.get(group):
                 facet_label = "" if "format" in facet.keys else facet.label  # the name has the format
                 shared = ", ".join(filter(None, [group.strategy, facet_label]))
-                found[f"{group.name} {shared}".rstrip()] = figures(judged.verdict, judged.judgement)
+                found[f"{group.name} {shared}".rstrip()] = figures(judged.verdict, judged.judgment)
     return {label: each for label, each in found.items() if each[1]}

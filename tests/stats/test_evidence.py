@@ -144,7 +144,7 @@ def test_the_evidence_at_the_ends_of_the_interval_is_exactly_enough():
 
 
 def judged(mean, searches, margin, **options):
-    """Return judgements of searches whose differences have deviation 1."""
+    """Return judgments of searches whose differences have deviation 1."""
     rng = random.Random(0)
     return [
         judge([rng.gauss(mean, 1) for _ in range(30)], margin, **LEVELS | options) for _ in range(searches)
@@ -156,13 +156,13 @@ def judged(mean, searches, margin, **options):
 )
 def test_an_equal_format_is_certified_after_few_pairs(margin, degrees, expected):
     found = judged(0.0, 60, margin, prior=SpreadPrior(1.0, degrees))
-    assert sum(judgement.verdict is Verdict.CERTIFIED for judgement in found) >= 0.95 * len(found)
-    assert expected[0] <= median(judgement.settled_at or 31 for judgement in found) <= expected[1]
+    assert sum(judgment.verdict is Verdict.CERTIFIED for judgment in found) >= 0.95 * len(found)
+    assert expected[0] <= median(judgment.settled_at or 31 for judgment in found) <= expected[1]
 
 
 def test_a_broken_format_is_refuted_after_three_pairs_even_if_four_ladders_share_the_error():
-    judgement = judge([-88.1, -88.7, -87.9], 1.0, certify=0.05 / 12, refute=0.05 / 4, confidence=0.95)
-    assert judgement.verdict is Verdict.REFUTED and judgement.settled_at == 3 and not judgement.more.likely
+    judgment = judge([-88.1, -88.7, -87.9], 1.0, certify=0.05 / 12, refute=0.05 / 4, confidence=0.95)
+    assert judgment.verdict is Verdict.REFUTED and judgment.settled_at == 3 and not judgment.more.likely
 
 
 def test_a_verdict_never_changes_after_it_was_reached():

@@ -237,12 +237,12 @@ def span(study: Study, group: Group) -> tuple[float, float, float]:
     """
     scale, mean = study.metric.scale, study.metric.scale * group.mean
     baseline, judged = study.baselines.get(group), study.judged.get(group)
-    if baseline is None or judged is None or not math.isfinite(judged.judgement.high - judged.judgement.low):
+    if baseline is None or judged is None or not math.isfinite(judged.judgment.high - judged.judgment.low):
         return mean, mean, mean
     sign = 1 if study.metric.higher_is_better else -1  # A positive gap is better.
-    judgement = judged.judgement
+    judgment = judged.judgment
     mean, *ends = (
-        scale * (baseline.mean + sign * gap) for gap in (judgement.mean, judgement.low, judgement.high)
+        scale * (baseline.mean + sign * gap) for gap in (judgment.mean, judgment.low, judgment.high)
     )
     return mean, min(ends), max(ends)
 

@@ -82,16 +82,16 @@ def caption(
         values: Further variables of the template.
     """
     if study is not None:
-        judgements = [judged.judgement for judged in study.judged.values()]
+        judgments = [judged.judgment for judged in study.judged.values()]
         margin = study.tolerance / study.metric.scale
-        certified = [each.judgement for each in study.judged.values() if each.verdict is Verdict.CERTIFIED]
+        certified = [each.judgment for each in study.judged.values() if each.verdict is Verdict.CERTIFIED]
         values |= {
             "metric": study.metric.name.replace("_", " "),
             "margin": study.margin_text if study.tolerance > 0 else "",
             "baseline": study.baseline_name,
             "ci": f"{study.ci:g}",
             "one_seed": _one_seed(study),
-            "has_intervals": any(math.isfinite(each.high - each.low) for each in judgements),
+            "has_intervals": any(math.isfinite(each.high - each.low) for each in judgments),
             "crosses_margin": any(math.isfinite(each.low) and each.low < -margin for each in certified),
         }
     left_out = max(0, len(facets) - MOST_PANELS)

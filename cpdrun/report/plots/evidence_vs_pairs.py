@@ -34,7 +34,7 @@ def draw(study: Study) -> Figure:
         NotDrawnError: No candidate has `FEWEST_PAIRS` pairs.
     """
     facets = [facet for facet in study.facets if _compared(study, facet)]
-    longest = max((judged.judgement.pairs for judged in study.judged.values()), default=0)
+    longest = max((judged.judgment.pairs for judged in study.judged.values()), default=0)
     if not facets or longest < FEWEST_PAIRS:
         raise NotDrawnError(
             f"it needs {FEWEST_PAIRS} seeds that {study.baseline_name} and another format have in common"
@@ -49,7 +49,7 @@ def draw(study: Study) -> Figure:
 
 def _compared(study: Study, facet: Facet) -> list[Group]:
     return [
-        group for group in facet.groups if group in study.judged and study.judged[group].judgement.pairs > 1
+        group for group in facet.groups if group in study.judged and study.judged[group].judgment.pairs > 1
     ]
 
 
@@ -58,7 +58,7 @@ def _panel(axes: Axes, study: Study, facet: Facet) -> None:
     for group in groups:
         judged = study.judged[group]
         style = _OF_CASES[judged.kind] if facet.has_cases else strategy_styles(study)[group.strategy]
-        heights = [max(-_MOST, min(_MOST, value)) for value in judged.judgement.trace]
+        heights = [max(-_MOST, min(_MOST, value)) for value in judged.judgment.trace]
         pairs, text = range(1, len(heights) + 1), describe_group(study, group)
         (line,) = axes.plot(pairs, heights, color=style.color, linestyle=style.dash, linewidth=0.9)
         (end,) = axes.plot(pairs[-1], heights[-1], color=style.color, marker=style.marker, linestyle="")

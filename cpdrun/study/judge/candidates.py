@@ -13,7 +13,7 @@ from typing import Any
 from cpdrun.errors import UserError
 from cpdrun.stats.evidence import (
     NO_PRIOR,
-    Judgement,
+    Judgment,
     SpreadPrior,
     Verdict,
     differences,
@@ -136,7 +136,7 @@ class JudgedArm:
     Attributes:
         candidate: The name of the candidate's arm.
         verdict: The verdict to report. A failed run makes it open instead of certified.
-        judgement: The result of testing the pairs, without regard to failed runs.
+        judgment: The result of testing the pairs, without regard to failed runs.
         pairs: The pairs.
         margin: The margin in the metric's unit.
         errors: The allowed error probabilities of the verdict.
@@ -144,7 +144,7 @@ class JudgedArm:
 
     candidate: str
     verdict: Verdict
-    judgement: Judgement
+    judgment: Judgment
     pairs: Pairs
     margin: float
     errors: ErrorProbabilities
@@ -285,7 +285,7 @@ def judge_pairs(
     prior: SpreadPrior,
 ) -> JudgedArm:
     """Return the verdict on one candidate's pairs. The only part of the question that is used is its resolution."""
-    judgement = judge(
+    judgment = judge(
         list(pairs.gaps.values()),
         margin,
         certify=errors.certify,
@@ -294,9 +294,9 @@ def judge_pairs(
         resolution=question.resolution,
         prior=prior,
     )
-    is_certified = judgement.verdict is Verdict.CERTIFIED
-    verdict = Verdict.OPEN if is_certified and pairs.is_barred else judgement.verdict
-    return JudgedArm(candidate, verdict, judgement, pairs, margin, errors)
+    is_certified = judgment.verdict is Verdict.CERTIFIED
+    verdict = Verdict.OPEN if is_certified and pairs.is_barred else judgment.verdict
+    return JudgedArm(candidate, verdict, judgment, pairs, margin, errors)
 
 
 def _as_baseline(runs: Runs) -> Runs:

@@ -230,7 +230,7 @@ def _evidence_now(judged: JudgedArm) -> float:
     If a run of the idea failed, return 0. The e-value after all pairs is used, because the largest e-value after any
     number of pairs is not a valid e-value (`cpdrun.stats.false_discoveries`).
     """
-    trace = judged.judgement.trace
+    trace = judged.judgment.trace
     return max(0.0, trace[-1] * math.log(10)) if trace and not judged.pairs.is_barred else 0.0
 
 

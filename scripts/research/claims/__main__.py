@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from research.claims.claim import read_claims
-from research.claims.judgement import judge
+from research.claims.judgment import judge
 from research.claims.page import count_verdicts, page
 from research.claims.paper_tables import paper_tables
 from research.claims.values import Values, read_table, read_values
@@ -38,14 +38,14 @@ def main() -> None:
     def stored(sweep: str) -> Values | None:
         return read_values(arguments.values / sweep)
 
-    judgements = [
+    judgments = [
         judge(claim, stored, arguments.confidence, lambda name: read_table(arguments.values / name))
         for claim in read_claims()
     ]
     out = arguments.out or arguments.values / "claims.md"
-    write_text(out, page(judgements, arguments.confidence))
+    write_text(out, page(judgments, arguments.confidence))
     write_text(out.with_name("paper_tables.md"), paper_tables(stored))
-    print(f"{count_verdicts(judgements)}. Every comparison is in {out}.")
+    print(f"{count_verdicts(judgments)}. Every comparison is in {out}.")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from research.claims.claim import TIMES_FEWER, Paper
-from research.claims.judgement import MOST_PAIRS, ClaimVerdict, Finding, Judgement
+from research.claims.judgment import MOST_PAIRS, ClaimVerdict, Finding, Judgment
 from research.claims.quantified_claims import QUANTIFIERS
 
 from cpdrun.report.page.markup import escape_markdown
@@ -17,23 +17,23 @@ MOST_NAMED = 3  # the largest number of cells in a heading. The table below the 
 IN_WORDS = dict(zip(QUANTIFIERS, ("all", "most", "some"), strict=True))
 
 
-def page(judgements: Sequence[Judgement], confidence: float) -> str:
+def page(judgments: Sequence[Judgment], confidence: float) -> str:
     """Return the whole page: for each paper a table of verdicts, then each claim with its comparisons."""
-    lines = [*_introduction(judgements, confidence), ""]
-    for paper, of_paper in groupby(judgements, key=lambda judgement: judgement.claim.paper):
+    lines = [*_introduction(judgments, confidence), ""]
+    for paper, of_paper in groupby(judgments, key=lambda judgment: judgment.claim.paper):
         block = list(of_paper)
         lines += [f"## {escape_markdown(_title(paper))}", ""]
         lines += _table(["claim", "verdict", "comparisons"], map(_row, block))
-        for judgement in block:
-            lines += [*_details(judgement), ""]
+        for judgment in block:
+            lines += [*_details(judgment), ""]
         for claim in paper.not_tested:
             text = f'Not tested here: {claim.statement}. "{claim.quote}" ({claim.section}) {claim.reason}'
             lines += [escape_markdown(text), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _introduction(judgements: Sequence[Judgement], confidence: float) -> list[str]:
-    tested = sum(judgement.is_tested for judgement in judgements)
+def _introduction(judgments: Sequence[Judgment], confidence: float) -> list[str]:
+    tested = sum(judgment.is_tested for judgment in judgments)
     wrong, percent = f"{(1 - confidence) * tested:.2g}", f"{100 * confidence:g}%"
     return [
         "# What the papers claim, and what our runs show",
@@ -59,42 +59,42 @@ def _introduction(judgements: Sequence[Judgement], confidence: float) -> list[st
         "one side, or more, because comparisons share the error. So an interval may reach slightly past the threshold "
         "of a certified comparison, or lie within the threshold of an open one.",
         "",
-        count_verdicts(judgements),
+        count_verdicts(judgments),
     ]
 
 
-def count_verdicts(judgements: Sequence[Judgement]) -> str:
+def count_verdicts(judgments: Sequence[Judgment]) -> str:
     """Return `38 claims: 4 certified, 2 counted, ...`."""
-    counts = Counter(judgement.verdict for judgement in judgements)
+    counts = Counter(judgment.verdict for judgment in judgments)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ClaimVerdict if counts[verdict])
-    return f"{len(judgements)} claims: {parts}"
+    return f"{len(judgments)} claims: {parts}"
 
 
-def describe_verdict(judgement: Judgement) -> str:
+def describe_verdict(judgment: Judgment) -> str:
     """Return the verdict with the quantifier, such as `in some orders (tree): certified; in others (rank): refuted`."""
-    claim, verdict = judgement.claim, judgement.verdict
-    if len(judgement.distinct) < 2 or verdict is ClaimVerdict.NOT_RUN:
+    claim, verdict = judgment.claim, judgment.verdict
+    if len(judgment.distinct) < 2 or verdict is ClaimVerdict.NOT_RUN:
         return str(verdict)
     where = f"in {IN_WORDS[claim.holds_for]} {claim.across}"
-    refuted = _name_cells(judgement, ClaimVerdict.REFUTED)
+    refuted = _name_cells(judgment, ClaimVerdict.REFUTED)
     if verdict is ClaimVerdict.CERTIFIED and claim.holds_for != "every":
-        text = f"{where} ({_name_cells(judgement, verdict)}): {verdict}"
+        text = f"{where} ({_name_cells(judgment, verdict)}): {verdict}"
         text += f"; in others ({refuted}): refuted" if refuted else ""
     elif verdict is ClaimVerdict.REFUTED:
         text = f"{where}: refuted ({refuted})"
     else:
         text = f"{where}: {verdict}"
-    missing = sum(not finding.was_run for finding in judgement.distinct)
-    return text + (f"; {missing} of {len(judgement.distinct)} comparisons not run" if missing else "")
+    missing = sum(not finding.was_run for finding in judgment.distinct)
+    return text + (f"; {missing} of {len(judgment.distinct)} comparisons not run" if missing else "")
 
 
-def _name_cells(judgement: Judgement, verdict: ClaimVerdict) -> str:
+def _name_cells(judgment: Judgment, verdict: ClaimVerdict) -> str:
     """Return the names of the cells with this verdict, without the words that all cells of the claim share."""
-    cells = [(_source(finding), *finding.cell) for finding in judgement.distinct]
+    cells = [(_source(finding), *finding.cell) for finding in judgment.distinct]
     common = set(cells[0]).intersection(*cells)
     names = [
         ", ".join(word for word in cell if word not in common)
-        for cell, finding in zip(cells, judgement.distinct, strict=True)
+        for cell, finding in zip(cells, judgment.distinct, strict=True)
         if finding.verdict is verdict
     ]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -105,15 +105,15 @@ def _source(finding: Finding) -> str:
     return finding.comparison.sweep or str(finding.comparison.table)
 
 
-def tally(judgement: Judgement) -> str:
+def tally(judgment: Judgment) -> str:
     """Return `of 8 comparisons 3 certified, 1 refuted, 4 open; 3 more have identical runs and count once`."""
-    distinct = judgement.distinct
+    distinct = judgment.distinct
     counts = Counter(finding.verdict for finding in distinct)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ClaimVerdict if counts[verdict])
     text = (
         f"of {_plural(len(distinct), 'comparison')} {parts}" if len(distinct) > 1 else f"1 comparison {parts}"
     )
-    if repeats := len(judgement.findings) - len(distinct):
+    if repeats := len(judgment.findings) - len(distinct):
         text += f"; {repeats} more with the same weights as another, bit for bit"
     return text
 
@@ -122,13 +122,13 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _row(judgement: Judgement) -> list[str]:
-    return [judgement.claim.statement, describe_verdict(judgement), tally(judgement)]
+def _row(judgment: Judgment) -> list[str]:
+    return [judgment.claim.statement, describe_verdict(judgment), tally(judgment)]
 
 
-def _details(judgement: Judgement) -> Iterator[str]:
-    claim = judgement.claim
-    verdict = describe_verdict(judgement)
+def _details(judgment: Judgment) -> Iterator[str]:
+    claim = judgment.claim
+    verdict = describe_verdict(judgment)
     link = ", " if verdict.startswith("in ") else ": "
     yield f"### {escape_markdown(claim.statement + link + verdict)}"
     yield ""
@@ -143,10 +143,10 @@ def _details(judgement: Judgement) -> Iterator[str]:
     yield f"Threshold: {escape_markdown(f'{claim.threshold} {needed}')}"
     yield ""
     header = ["sweep", "candidate", "baseline", "difference", "pairs", "verdict"]
-    yield from _table(header, map(_cells, judgement.findings))
-    if sources := dict.fromkeys(finding.source for finding in judgement.findings if finding.source):
+    yield from _table(header, map(_cells, judgment.findings))
+    if sources := dict.fromkeys(finding.source for finding in judgment.findings if finding.source):
         yield f"Stored values: {escape_markdown('; '.join(sources))}."
-    if sentence := _pairs_if_equal(judgement):
+    if sentence := _pairs_if_equal(judgment):
         yield f"\n{sentence}"
     if claim.note:
         yield f"\n{escape_markdown(claim.note)}"
@@ -197,12 +197,12 @@ def _value(finding: Finding) -> str:
     return metric.show_between(*(each / metric.scale for each in ends)) + metric.points
 
 
-def _pairs_if_equal(judgement: Judgement) -> str:
+def _pairs_if_equal(judgment: Judgment) -> str:
     """Return a sentence with the number of pairs that would certify a candidate that equals its baseline.
 
     The result is "" if this number is not known for any comparison.
     """
-    counts = [finding.if_equal for finding in judgement.distinct if not math.isnan(finding.if_equal)]
+    counts = [finding.if_equal for finding in judgment.distinct if not math.isnan(finding.if_equal)]
     if not counts:
         return ""
     low, high = (

@@ -74,7 +74,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     claim: Claim
     verdict: ClaimVerdict
     findings: Sequence[Finding] = ()
@@ -95,7 +95,7 @@ def judge(
     stored: Callable[[str], Values | None],
     confidence: float = 0.95,
     tables: Callable[[str], pd.DataFrame | None] = lambda name: None,
-) -> Judgement:
+) -> Judgment:
     """Return the verdict on a claim.
 
     Args:
@@ -117,7 +117,7 @@ def judge(
         for pair in find_pairs(comparison, stored(comparison.sweep))
     ]
     if not pairs and not of_tables:
-        return Judgement(claim, ClaimVerdict.NOT_RUN)
+        return Judgment(claim, ClaimVerdict.NOT_RUN)
     first = [
         next(j for j in range(i + 1) if j == i or _is_same(pairs[j], pair)) for i, pair in enumerate(pairs)
     ]
@@ -128,7 +128,7 @@ def judge(
         for i, (found, j) in enumerate(zip(findings, first, strict=True))
     ]
     findings += of_tables
-    return Judgement(claim, _combine(claim, findings), findings)
+    return Judgment(claim, _combine(claim, findings), findings)
 
 
 def _table_findings(comparison: Comparison, table: pd.DataFrame | None) -> list[Finding]:
