@@ -172,7 +172,7 @@ class ScriptProcess:
         self.signal(signal.SIGKILL)  # End the remaining processes in the script's process group.
         _, status = os.waitpid(self.pid, 0)
         self.exit_code = os.waitstatus_to_exitcode(status)
-        # These process groups do not count: the script's, which was just killed, this process's own, and ended ones.
+        # Not left behind: the script's group, which was just killed, this process's group, and ended processes (None)
         not_left_behind = (self.pid, os.getpgrp(), None)
         self.left_behind = [
             process for process in descendants(os.getpid()) if _group_of(process.pid) not in not_left_behind

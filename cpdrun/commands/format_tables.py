@@ -18,7 +18,7 @@ from cpdrun.report.render import join_first
 from cpdrun.shell.output import Output
 from cpdrun.shell.terminal import widen
 
-# If a format is used in more yaml files of one group of conf/ than this, the other files are only counted.
+# The maximum number of yaml files of each group of conf/ that are named as users of a format. Others are only counted.
 MOST_NAMED = 6
 VALUES_PER_LINE = 8
 # The columns of the list of formats. Each heading is mapped to the attribute of `FormatFacts` that the column shows.

@@ -87,7 +87,7 @@ def _search(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
 
 def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Session") -> "Results":
-    """Plan the search, and return it with its results so far.
+    """Plan the search, and return its results, which include runs that have already finished.
 
     Raises:
         UserError: The overrides or the margin are not valid.

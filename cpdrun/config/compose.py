@@ -380,7 +380,10 @@ def _check_bounds(folder: Path) -> None:
             read_yaml(path)
         except OutOfBoundsError as error:
             raise ConfigError(f"{path} {error}") from None
-        except (OSError, ValueError):  # `compose` reports this problem if the file is used.
+        except (
+            OSError,
+            ValueError,
+        ):  # Ignore unreadable files here. `compose` reports the error if the file is used.
             continue
 
 
@@ -402,7 +405,7 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         return _resolved(config, config)
-    except _ComplexInterpolationError:  # OmegaConf resolves all interpolations, but takes 10 ms per run.
+    except _ComplexInterpolationError:  # Use OmegaConf, which resolves all interpolations but is slower.
         pass
     try:
         return _plain(OmegaConf.create(config), resolve=True)

@@ -69,8 +69,8 @@ def check_unchanged(config: Mapping[str, Any]) -> None:
 def _named_by_argument(config: Mapping[str, Any]) -> Path | None:
     """Return the first existing file or folder that an option such as --resume names, or None.
 
-    Values with placeholders are left out: a checkpoint per seed does not identify the runs of all seeds, and a file in
-    the run's own folder is no common checkpoint.
+    Values with placeholders are left out. If each seed has a checkpoint of its own, no single file identifies all runs,
+    and runs do not share a file in the run's own folder.
     """
     folder, option = Path(config[SCRIPT]["work_dir"]), ""
     for word in typed_words(config):

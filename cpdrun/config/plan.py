@@ -103,10 +103,10 @@ class Plan:
         return {key: value for key, value in values.items() if value is not None}
 
     def _baseline(self) -> dict[str, Any] | None:
-        """Return the given values of search.baseline, if any.
+        """Return the values of search.baseline, or None if there are none.
 
-        The result is None if a key is a group or not in the config, because records do not contain such keys, and a
-        report could not find the baseline.
+        The result is also None if one of the keys is a group or is missing in the config. Records do not contain such
+        keys, so a report could not find the baseline.
         """
         given = {
             key: value for key, value in (self.search.get(BASELINE_KEY) or {}).items() if self._gives(key)
@@ -120,7 +120,7 @@ class Plan:
         return any(name in self.given for name in names)
 
     def describe(self) -> str:
-        """Return how the number of runs results from the axes.
+        """Return a text that shows how the number of runs is computed from the axes.
 
         Example: `format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`.
         """
@@ -230,8 +230,8 @@ def _check_path(folder: Path) -> None:
     size = len(os.fsencode(name))
     if size > MOST_NAME_BYTES:
         raise ConfigError(
-            f"the name of a run's folder, {name[:40]}..., would have {size} bytes, but file systems allow at most "
-            f"{MOST_NAME_BYTES}. Shorten the name of the model's class or of the format"
+            f"a run's folder would be named {name[:40]}... ({size} bytes), but file systems allow at most "
+            f"{MOST_NAME_BYTES} bytes. Shorten the name of the model's class or of the format"
         )
     size = len(os.fsencode(folder.absolute()))
     if size > MOST_PATH_BYTES - LONGEST_FILE_BYTES:

@@ -62,7 +62,7 @@ def _part_lines(
     varies: Mapping[str, list[str]],
     value: Callable[[str], str],
 ) -> Iterator[str]:
-    """Yield a line for each part with its class and settings."""
+    """Yield a line for each part, which shows its class and settings, or only its classes if they vary."""
     for part in parts:
         keys = [key for key, _ in flatten(config[part], f"{part}.") if not key.endswith("_target_")]
         if classes := varies.get(f"{part}._target_"):

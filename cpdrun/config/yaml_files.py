@@ -32,7 +32,7 @@ EXPERIMENT = "exp"
 MOST_BYTES = 1 << 20
 MOST_VALUES = 20_000  # repeated aliases count each time
 MOST_DEPTH = 40
-_MANY_BRACKETS = 200  # with fewer brackets and dashes, the depth is not checked before parsing
+_MANY_BRACKETS = 200  # if a file has fewer brackets and dashes, its depth is checked only after parsing
 
 # The sections from which readers of a record build objects.
 READ_SECTIONS = ("format", "precision", "scaling", "sync")

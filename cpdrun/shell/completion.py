@@ -59,7 +59,7 @@ def _sweeps() -> "list[SweepDir]":
 
 
 def _folders(config_dir: Path | None) -> list[Path]:
-    """Return the user's folder of yaml files, cpdrun's, and those of installed packages."""
+    """Return all folders of yaml files: the user's, if any, and those of cpdrun and other installed packages."""
     found = [config_dir] if config_dir else []
     with contextlib.suppress(ImportError):  # The command itself reports this error.
         for package in yaml_packages():

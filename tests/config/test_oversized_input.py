@@ -60,7 +60,7 @@ def test_invalid_yaml_is_reported_in_one_line(experiment, text, message):
         ("name=a\tb", "contains characters that a terminal cannot show"),
         (
             "model._target_=mine." + "N" * 300,
-            r"n{40}\.\.\., would have 3\d\d bytes, but file systems allow at most 255",
+            r"n{40}\.\.\. \(3\d\d bytes\), but file systems allow at most 255",
         ),
         ("results_dir=" + "a/" * 2500, "results_dir: the paths of runs would be 5"),
         ("seed=range(0,1000000)", r"seed=range\(0,1000000\): an axis has at most 100,000 values"),

@@ -53,8 +53,8 @@ class WorkerGradients:
 
     Attributes:
         mean: The object that computes the mean over all workers. None before the first exchange.
-        finished: The workers whose backward passes have ended in this step. The values of the dictionary are true if
-            the losses of the worker were divided.
+        finished: For each worker whose backward passes have ended in this step, whether the script divided its losses
+            by their number.
     """
 
     def __init__(self, settings: ExchangeSettings, script: Script) -> None:

@@ -260,7 +260,7 @@ def workers_text(script: Script) -> str:
 
 
 def dense(gradient: Tensor, name: str) -> Tensor:
-    """Return a gradient as contiguous float32 values of shape (n,), in its own memory if possible.
+    """Return a gradient as a float32 tensor of shape (n,), without a copy if possible.
 
     Raises:
         UserError: The gradient is sparse.

@@ -223,7 +223,7 @@ class FirstStepCoverage:
         self._check_called(self._counter.entered, self.coverage.never_called)
 
     def _check_called(self, entered: set[nn.Module], never_called: list[str]) -> None:
-        """Raise UserError if every model that ran has a rule whose selected layers were all left out."""
+        """Raise UserError if every model that ran has a rule that selects only layers that were never called."""
         errors = []
         called = {
             prefix: check
@@ -270,7 +270,7 @@ class FirstStepCoverage:
 
         Returns:
             None until the count has ended. After that, a dictionary of the operations in one worker's step (see
-            `operations_entry`). If they are unknown, its only key is `problem`, with the reason.
+            `operations_entry`). If the operations are unknown, its only key is `problem`, and its value is the reason.
         """
         if not self.is_over:
             return None

@@ -62,7 +62,7 @@ class ModelRounding:
     def __init__(self, config: dict[str, Any], script: Script) -> None:
         self.config, self.script = config, script
         self.placed: list[tuple[nn.Module, Any]] = []
-        # The indices in `placed` of models that were loaded from a file. The script may never call these models.
+        # The indices in `placed` of models that were loaded from a file. Some scripts never call such models.
         self._from_file: set[int] = set()
         self._step = 0
         self._rounded: dict[str, str] = {}
@@ -225,7 +225,7 @@ class ModelRounding:
             )
 
     def is_placed(self, model: nn.Module) -> bool:
-        """Return whether the model shares a module with a model to which rules were applied."""
+        """Return whether the model shares a module with a model that was checked for layers that the rules select."""
         modules = {id(m) for m in model.modules()}
         return any(modules & {id(m) for m in placed.modules()} for placed, _ in self.placed)
 
@@ -327,7 +327,7 @@ class LoadedModels:
         return original(model, *args, **kwargs)
 
     def _is_checkpoint(self, model: nn.Module) -> bool:
-        """Return whether a model without rules has the same class and parameters as a model with rules."""
+        """Return whether a model without rules looks like one with rules: same class, parameter names and shapes."""
         model = unwrapped(model)
         if self.rounding.is_placed(model):
             return False

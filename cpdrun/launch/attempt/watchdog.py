@@ -15,7 +15,7 @@ ASLEEP_S = 10.0
 
 
 class Watchdog:
-    """The watchdog of one attempt, which begins when the watchdog is created.
+    """The watchdog of one attempt. The time of the attempt is measured from the creation of the watchdog.
 
     Args:
         pulse: The file that the run touches when it makes progress. It may not exist yet.

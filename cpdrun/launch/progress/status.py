@@ -411,7 +411,7 @@ def _table(shown: list[RunStatus], names: Sequence[str], *, wide: bool) -> Table
 
 
 def _least_width(table: Table) -> int:
-    """Return the smallest width of a table, with all columns as narrow as possible."""
+    """Return the width of a table whose columns are all as narrow as possible."""
     return sum((column.min_width or 0) + 2 for column in table.columns)
 
 

@@ -93,9 +93,9 @@ def element_name() -> str | None:
 
 
 def requeue(run: RunDir, outcome: Outcome) -> int:
-    """Requeue this element, unless its attempt has not saved a checkpoint.
+    """Requeue this element if its attempt has saved a checkpoint.
 
-    Without a checkpoint, the next attempt would reach the time limit at the same step.
+    Otherwise, the next attempt would reach the time limit at the same step.
 
     Returns:
         The exit code of this process.
