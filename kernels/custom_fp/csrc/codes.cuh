@@ -60,8 +60,13 @@ template <class Word> CFP_FN void join_words(const u32 codes[8], Word* words, in
     }
 }
 
+// Frequent widths are constants in a branch of their own, so that the compiler computes all shifts in advance.
 CFP_FN void join_codes(const u32 codes[8], u8* bytes, int k) {
-    if (k % 4 == 0)
+    if (k == 8)
+        join_words(codes, reinterpret_cast<u32*>(bytes), 8);
+    else if (k == 4)
+        join_words(codes, reinterpret_cast<u32*>(bytes), 4);
+    else if (k % 4 == 0)
         join_words(codes, reinterpret_cast<u32*>(bytes), k);
     else if (k % 2 == 0)
         join_words(codes, reinterpret_cast<unsigned short*>(bytes), k);
@@ -83,7 +88,11 @@ template <class Word> CFP_FN void split_words(const Word* words, u32 codes[8], i
 }
 
 CFP_FN void split_codes(const u8* bytes, u32 codes[8], int k) {
-    if (k % 4 == 0)
+    if (k == 8)
+        split_words(reinterpret_cast<const u32*>(bytes), codes, 8);
+    else if (k == 4)
+        split_words(reinterpret_cast<const u32*>(bytes), codes, 4);
+    else if (k % 4 == 0)
         split_words(reinterpret_cast<const u32*>(bytes), codes, k);
     else if (k % 2 == 0)
         split_words(reinterpret_cast<const unsigned short*>(bytes), codes, k);
@@ -174,11 +183,28 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode
 CFP_FOR_EACH_MODE(CFP_PACK)
 #endif
 
+// The values of all codes if they have at most 8 bits. Wider codes are decoded one by one. All threads of the block call
+// the constructor.
+template <class Value> struct Values {
+    float* values;
+    int k;
+    Value value;
+
+    CFP_MEMBER Values(float (&values)[256], int k, const Value& value) : values(values), k(k), value(value) {
+        if (k <= 8 && threadIdx.x < 1u << k) values[threadIdx.x] = value(threadIdx.x);
+        __syncthreads();
+    }
+    CFP_MEMBER float operator()(u32 code) const { return k <= 8 ? values[code] : value(code); }
+};
+
 // Writes value(code) * 2^shift for n codes of k <= `most` bits.
 template <int most, class Value>
 CFP_FN void unpack_codes(const u8* bytes, float* out, i64 n, int k, int shift, const Value& value) {
     __shared__ __align__(16) u8 staged[threads * most];
+    __shared__ float values[256];
     const PowerOfTwo power(shift);
+    const auto shifted = [&](u32 code) { return shift != 0 ? power.times(value(code)) : value(code); };
+    const Values value_of(values, k, shifted);
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         copy_bytes(staged, bytes + first / 8 * k, bytes_of_block(first, n, k));
         __syncthreads();
@@ -187,10 +213,7 @@ CFP_FN void unpack_codes(const u8* bytes, float* out, i64 n, int k, int shift, c
         float v[8];
         if (i < n) {
             split_codes(staged + threadIdx.x * k, codes, k);
-            for (int j = 0; j < 8; ++j) {
-                v[j] = value(codes[j]);
-                if (shift != 0) v[j] = power.times(v[j]);
-            }
+            for (int j = 0; j < 8; ++j) v[j] = value_of(codes[j]);
             store4(out, i, n, aligned(out), v);
             store4(out, i + 4, n, aligned(out), v + 4);
         }
@@ -220,6 +243,7 @@ struct Coded {
 template <bool draws, int most> struct Staged {
     __align__(16) u8 bytes[threads * most];
     __align__(16) u32 words[draws ? threads * codes_per_thread : 1];
+    float values[256];
 };
 
 // bytes: the payloads of `tensors` tensors, of n codes each.
@@ -227,6 +251,8 @@ template <bool draws, int most, class Any, class Codes>
 CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic, const Codes& codec, const Addresses& bytes,
                               int tensors, u8* out, i64 n, bool kahan, u64 seed, u64 index, u32 mask) {
     const int k = codec.k;
+    const auto value = [&](u32 code) { return codec.value(code); };
+    const Values value_of(staged.values, k, value);
     u32 random[4][8] = {};
     for (i64 first = static_cast<i64>(blockIdx.x) * threads * 8; first < n; first += static_cast<i64>(gridDim.x) * threads * 8) {
         const i64 i = first + threadIdx.x * 8, size = bytes_of_block(first, n, k);
@@ -247,7 +273,7 @@ CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
                     const u32 own[4] = {random[0][j], random[1][j], random[2][j], random[3][j]};
-                    arithmetic.add(acc[j], c[j], codec.value(codes[j]), kahan, true, own);
+                    arithmetic.add(acc[j], c[j], value_of(codes[j]), kahan, true, own);
                 }
             }
             __syncthreads();

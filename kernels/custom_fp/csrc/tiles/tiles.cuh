@@ -160,23 +160,26 @@ CFP_FN void scaled_whole(const float* x, const ScaledTo<ScaledKind<mode>>& to, i
     });
 }
 
-template <class Kind> CFP_FN float scaled_value(u8 code, const Kind& kind, float factor) {
-    return canonical((kind.f.is_integer ? decode_integer(code, kind.f) : decode(code, kind.coder)) * factor);
-}
-
 template <class Kind> CFP_FN float scale_at(const void* scales, i64 number, const Kind& kind) {
     const u32 code = kind.f.kind == float_scale ? static_cast<const u32*>(scales)[number] : static_cast<const u8*>(scales)[number];
     return scale_value(code, kind.f, kind.scale_coder) * kind.t;
 }
 
+// Returns a function that decodes elements, without their scales.
+template <class Kind> CFP_FN auto element_decoder(const Kind& kind) {
+    return [&kind](u32 code) { return kind.f.is_integer ? decode_integer(code, kind.f) : decode(code, kind.coder); };
+}
+
 extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, float* out, i64 planes, i64 rows,
                                          i64 columns, i64 height, i64 width, const Scaling* f, const float* t) {
     const ScaledKind<nearest_even> kind(*f, t, RoundingMode(0), 0, 0, 0);
+    __shared__ float values[256];
+    const Values value_of(values, 8, element_decoder(kind));
     each_tile(planes, rows, columns, height, width, [&](const Tile& tile, i64 number, int lane, int lanes) {
         const float factor = scale_at(scales, number, kind);
         for (i64 e = lane; e < tile.size(); e += lanes) {
             const i64 at = tile.place(e);
-            out[at] = scaled_value(codes[at], kind, factor);
+            out[at] = canonical(value_of(codes[at]) * factor);
         }
     });
 }
@@ -185,12 +188,14 @@ extern "C" __global__ void scaled_decode(const void* scales, const u8* codes, fl
 extern "C" __global__ void scaled_decode_runs(const void* scales, const u8* codes, float* out, i64 n, int width,
                                               const Scaling* f, const float* t) {
     const ScaledKind<nearest_even> kind(*f, t, RoundingMode(0), 0, 0, 0);
+    __shared__ float values[256];
+    const Values value_of(values, 8, element_decoder(kind));
     const bool wide = aligned(out);
     for (i64 i = 8 * thread_index(); i < n; i += 8 * thread_count()) {
         const float factor = scale_at(scales, i / width, kind);
         float v[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = i + j < n ? scaled_value(codes[i + j], kind, factor) : 0.0f;
+        for (int j = 0; j < 8; ++j) v[j] = i + j < n ? canonical(value_of(codes[i + j]) * factor) : 0.0f;
         store4(out, i, n, wide, v);
         store4(out, i + 4, n, wide, v + 4);
     }
