@@ -101,6 +101,11 @@ def _fewest_bits(study: Study, facet: Facet) -> FewestBits | None:
     return FewestBits(facet, against, certified, open_)
 
 
+def baseline_label(study: Study, group: Group) -> str:
+    """Return the name of a baseline. If there is a baseline for each case, the name contains the case."""
+    return label(study, group) if group.case is None and CASE in study.axes else study.baseline_name
+
+
 def label(study: Study, group: Group) -> str:
     """Return the name of a group's method, with its settings that vary in the study.
 
@@ -113,7 +118,10 @@ def label(study: Study, group: Group) -> str:
     values = {axis: axis_text(group.keys[axis]) for axis in axes}
     titles = short_titles(axes)
     parts = [group.name, *(["APS"] if group.aps else [])]
-    parts += [] if family in (WITH_APS, WITHOUT_APS) else [family]
+    if CASE in study.axes:
+        parts.append(axis_text(group.keys[CASE]))
+    elif family not in (WITH_APS, WITHOUT_APS):
+        parts.append(family)
     for axis, text in values.items():
         if not axis.endswith("_target_"):
             parts += [f"{titles[axis]} {text}"] if text != "-" else []
