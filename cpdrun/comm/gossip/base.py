@@ -138,6 +138,9 @@ class QuasiGlobalMomentum:
         )
 
 
+MOST_WORKERS = 256  # for `Gossip.momentum_growth`
+
+
 @dataclass(frozen=True)
 class Round:
     """The graph of a round.
@@ -273,15 +276,15 @@ class Gossip(ABC):
         The momentum follows every change of the weights, also those by gossip. On graphs in which messages travel in
         one direction, such as long directed rings, this can amplify differences between workers. If the factor is above
         1, training diverges at any learning rate. It is the spectral radius of a step without gradients and
-        compression. If the graph changes between rounds, it is the mean over a period.
+        compression. If the graph changes between rounds, it is the geometric mean over a period.
 
         Returns:
-            The factor, or None without quasi-global momentum, for a single worker, and for mixing matrices that are not
-            doubly stochastic.
+            The factor, or None without quasi-global momentum, for a single worker, for mixing matrices that are not
+            doubly stochastic, and for more than 256 workers, because the computation would take long.
         """
         matrices = [round_.matrix_NxN for round_ in self.rounds]
         doubly_stochastic = all(np.allclose(W_NxN.sum(axis=1), 1) for W_NxN in matrices)
-        if self.momentum is None or self.world_size == 1 or not doubly_stochastic:
+        if self.momentum is None or not 1 < self.world_size <= MOST_WORKERS or not doubly_stochastic:
             return None
         without_mean = np.kron(np.eye(2), np.eye(self.world_size) - 1 / self.world_size)
         period = without_mean
