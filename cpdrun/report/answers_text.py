@@ -143,7 +143,6 @@ def _functions(study: Study) -> dict[str, Any]:
         "study": study,
         "ci": f"{study.ci:g}",
         "label": partial(methods.label, study),
-        "baseline_label": partial(methods.baseline_label, study),
         "name": partial(pareto.name_of, study),
         "names": lambda groups: [pareto.name_of(study, group) for group in groups],
         "gap": gap,

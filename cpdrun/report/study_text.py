@@ -178,7 +178,7 @@ def counting_rule(group: str) -> str:
 
 
 def sends_alike_text(study: "Study") -> str:
-    """Explain why all groups send the same number of bytes. Return "" if they need not."""
+    """Explain why all groups send the same number of bytes. Return "" if they may differ."""
     key = study.bits_axis.key
     return (
         f"all runs send the same number of bytes, because {key} does not change what is sent"

@@ -30,6 +30,11 @@ def is_of_method(axis: str) -> bool:
     return axis in _NAMES or axis.split(".")[0] in _OF_METHODS
 
 
+def has_baseline_per_case(study: Study) -> bool:
+    """Return True if the cases vary something other than the format, so that each has its own baseline."""
+    return CASE in study.facet_axes
+
+
 def reference(facet: Facet) -> Group | None:
     """Return the baseline of a setting, or None if no baseline has a value.
 
@@ -77,8 +82,11 @@ class FewestBits:
 def fewest_bits(study: Study) -> list[FewestBits]:
     """Return the certified method with the fewest bits for each setting.
 
-    Settings that compare only formats with and without APS are left out, because the study's answers cover them.
+    Settings that compare only formats with and without APS are left out, because the study's answers cover them. If
+    each case has its own baseline, methods have no baseline in common, and the list is empty.
     """
+    if has_baseline_per_case(study):
+        return []
     facets = [facet for facet in by_setting(study) if _has_methods(facet)]
     return [found for facet in facets if (found := _fewest_bits(study, facet)) is not None]
 
@@ -99,11 +107,6 @@ def _fewest_bits(study: Study, facet: Facet) -> FewestBits | None:
     rank = len(less) if certified is None else less.index(certified)
     open_ = [group for group in less[:rank] if verdicts[group] is Verdict.OPEN and study.may_be_within(group)]
     return FewestBits(facet, against, certified, open_)
-
-
-def baseline_label(study: Study, group: Group) -> str:
-    """Return the name of a baseline. If there is a baseline for each case, the name contains the case."""
-    return label(study, group) if group.case is None and CASE in study.axes else study.baseline_name
 
 
 def label(study: Study, group: Group) -> str:

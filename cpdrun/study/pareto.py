@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpdrun.study.group import Facet, Group
-from cpdrun.study.methods import baseline_label, label
+from cpdrun.study.methods import label
 from cpdrun.study.study import Study, compare
 
 # The costs of the groups whose cost is known, and the reasons why the cost of the other groups is unknown.
@@ -94,7 +94,7 @@ def front_rows(study: Study, costs: Mapping[str, Callable[[Sequence[Group]], Fou
 
 def name_of(study: Study, group: Group) -> str:
     """Return a group's name without commas, such as `e3m2 with APS`, for lists."""
-    name = baseline_label(study, group) if group.is_baseline else label(study, group)
+    name = study.baseline_name if group.is_baseline else label(study, group)
     return name.replace(", APS", " with APS").replace(", ", " ")
 
 

@@ -195,4 +195,4 @@ def test_momentum_that_diverges_on_its_graph_is_noted_before_the_run():
     settings += ["optim.momentum=0", "sync.quasi_global_momentum=0.9"]
     runs = plan([*settings, "topology=ring,directed_ring"]).runs
     notes = [check([run.config])["notes"] for run in runs]
-    assert notes[0] == [] and "apart by 0.6% in each step" in notes[1][0]
+    assert notes[0] == [] and "grow by 0.6% per step" in notes[1][0]

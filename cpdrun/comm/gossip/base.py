@@ -13,7 +13,7 @@ Quasi-global momentum: Lin, Karimireddy, Stich and Jaggi, arXiv 2102.04761, algo
 m instead of the gradient g, and the optimizer has no momentum. After the gossip of round t, m = mu m + (1 - mu) (x_t -
 x_{t+1}) / lr, with mu = beta. A difference from the paper: a round with learning rate 0 leaves m unchanged. With
 nesterov (QG-DSGDm-N, used by Aketi, Kodge and Roy, arXiv 2111.09389), let d = g + weight decay of x. Then a step uses d
-+ beta (beta m + d). On some graphs, this momentum is unstable by itself, see `Gossip.momentum_growth`.
++ beta (beta m + d). On some graphs, this momentum is unstable by itself (see `Gossip.momentum_growth`).
 
 Shapes: N workers, W of them on this rank, D values of all parameters of one worker, M bytes of a message, P parameters.
 Sums over workers are computed row by row, in ascending order of workers, so the assignment of workers to ranks does not
@@ -271,11 +271,11 @@ class Gossip(ABC):
             self.mix(x_WxD, step=step + later, epoch=epoch)
 
     def momentum_growth(self) -> float | None:
-        """Return the factor by which quasi-global momentum changes the differences between workers in each step.
+        """Return the factor by which the differences between workers grow per step because of quasi-global momentum.
 
-        The momentum follows every change of the weights, also those by gossip. On graphs in which messages travel in
-        one direction, such as long directed rings, this can amplify differences between workers. If the factor is above
-        1, training diverges at any learning rate. It is the spectral radius of a step without gradients and
+        The momentum follows every change of the weights, including those by gossip. On graphs in which messages travel
+        in one direction, such as long directed rings, this can amplify differences between workers. If the factor is
+        above 1, training diverges at any learning rate. It is the spectral radius of a step without gradients or
         compression. If the graph changes between rounds, it is the geometric mean over a period.
 
         Returns:

@@ -88,7 +88,7 @@ def caption(
         values |= {
             "metric": study.metric.name.replace("_", " "),
             "margin": study.margin_text if study.tolerance > 0 else "",
-            "baseline": values.get("baseline", study.baseline_name),
+            "baseline": study.baseline_name,
             "ci": f"{study.ci:g}",
             "one_seed": _one_seed(study),
             "has_intervals": any(math.isfinite(each.high - each.low) for each in judgments),

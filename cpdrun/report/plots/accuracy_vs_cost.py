@@ -28,7 +28,7 @@ from cpdrun.report.tables import show_bytes
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.axes import short
 from cpdrun.study.group import WITH_APS, WITHOUT_APS, Facet, Group
-from cpdrun.study.methods import baseline_label, by_setting, label, method_verdicts, reference
+from cpdrun.study.methods import by_setting, has_baseline_per_case, label, method_verdicts, reference
 from cpdrun.study.pareto import front_of
 from cpdrun.study.study import Study
 
@@ -106,11 +106,13 @@ def draw_sent(study: Study) -> Figure:
     plain sum in fp32. If the records lack the number of parameters, it shows bytes.
 
     Raises:
-        NotDrawnError: All runs send the same number of bytes, there are no two methods to compare, or accuracy_vs_bytes
-            already shows all methods.
+        NotDrawnError: All runs send the same number of bytes, there are no two methods to compare, each case has its
+            own baseline, or accuracy_vs_bytes already shows all methods.
     """
     if why := sends_alike_text(study):
         raise NotDrawnError(why)
+    if has_baseline_per_case(study):
+        raise NotDrawnError("each case has its own baseline, so methods have none in common")
     panels = []
     for facet in by_setting(study):
         groups = [group for group in facet.groups if group.values and group.wire_bytes > 0]
@@ -129,9 +131,7 @@ def draw_sent(study: Study) -> Figure:
         )
     known = dict.fromkeys(panel.baseline for panel in panels if panel.baseline and panel.axis == "sent_bits")
     sent = [show_bytes(group.wire_bytes) for group in known]
-    if len(sent) != 1:
-        return draw_panels(study, panels)
-    return draw_panels(study, panels, baseline=baseline_label(study, *known), baseline_sends=sent[0])
+    return draw_panels(study, panels, baseline_sends=sent[0] if len(sent) == 1 else "")
 
 
 def draw_step_time(study: Study) -> Figure:
@@ -163,16 +163,14 @@ def draw_panels(
     study: Study,
     panels: Sequence[Panel],
     *,
-    baseline: str = "",
     baseline_sends: str = "",
     prediction: dict[str, str] | None = None,
     n_unknown: int = 0,
 ) -> Figure:
     """Draw some panels in one figure.
 
-    The other arguments are for the caption: the name of the baseline ("" for the study's), the bytes that it sends (""
-    to omit them), the result of `prediction_facts` if the costs are predicted, and the number of groups whose cost is
-    unknown.
+    The other arguments are for the caption: the bytes that the baseline sends ("" to omit them), the result of
+    `prediction_facts` if the costs are predicted, and the number of groups whose cost is unknown.
     """
     styles = method_styles({group.method.family for panel in panels for group in panel.costs})
     has_legend = len({g.method.family for panel in panels for g in panel.costs if not g.is_baseline}) > 1
@@ -188,7 +186,7 @@ def draw_panels(
             _legend(axis.parts[0], [style for name, style in styles.items() if name in families])
         is_broken |= len(axis.parts) > 1
     caption(
-        figure, study, "cost", facets, baseline=baseline or study.baseline_name,
+        figure, study, "cost", facets,
         baseline_sends=baseline_sends, prediction=prediction, n_unknown=n_unknown, has_knee=has_knee,
         is_broken=is_broken, has_baseline=any(panel.baseline is not None for panel in panels),
     )  # fmt: skip

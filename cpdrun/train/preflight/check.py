@@ -120,8 +120,8 @@ def _momentum_notes(parts: Parts) -> list[str]:
         return []
     return [
         f"sync.quasi_global_momentum={sync.beta:g} diverges on this graph of {sync.world_size} workers: even without "
-        f"gradients, the workers' weights move apart by {growth - 1:.1%} in each step. Type optim.momentum instead, or "
-        "a topology with two-way links, such as topology=ring"
+        f"gradients, the differences between the workers grow by {growth - 1:.1%} per step. Type "
+        "sync.quasi_global_momentum=null optim.momentum=0.9, or a topology with two-way links, such as topology=ring"
     ]
 
 

@@ -60,7 +60,7 @@ template <class Word> CFP_FN void join_words(const u32 codes[8], Word* words, in
     }
 }
 
-// Frequent widths are constants in a branch of their own, so that the compiler computes all shifts in advance.
+// Common widths have their own branches, where k is a constant, so that the compiler computes all shifts in advance.
 CFP_FN void join_codes(const u32 codes[8], u8* bytes, int k) {
     if (k == 8)
         join_words(codes, reinterpret_cast<u32*>(bytes), 8);
@@ -183,8 +183,8 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode
 CFP_FOR_EACH_MODE(CFP_PACK)
 #endif
 
-// The values of all codes if they have at most 8 bits. Wider codes are decoded one by one. All threads of the block call
-// the constructor.
+// A table in shared memory with the values of all codes of at most 8 bits. Wider codes are decoded one by one. All 256
+// threads of the block must call the constructor.
 template <class Value> struct Values {
     float* values;
     int k;
