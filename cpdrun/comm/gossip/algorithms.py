@@ -89,7 +89,7 @@ class Choco(Gossip):
         if len(weights) > 1:
             raise ValueError(
                 f"topology: CHOCO-SGD needs a graph in which neighbors do not change, but {type(topology).__name__} "
-                "has other neighbors in each round. Set sync=gossip_deep_squeeze, gossip_dpsgd or gossip_push_sum"
+                "changes them in each round. Set sync=gossip_deep_squeeze, gossip_dpsgd or gossip_push_sum"
             )
         return weights
 

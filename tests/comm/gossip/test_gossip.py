@@ -262,7 +262,7 @@ def test_bytes_are_those_of_the_messages_sent() -> None:
         ({"rule": "dpsgd", "closing_rounds": -1}, "sync.closing_rounds=-1: must be a whole number"),
         (
             {"rule": "choco", "topology": OnePeerExponential("uniform")},
-            "those of OnePeerExponential change between rounds. Set sync=gossip_deep_squeeze",
+            "OnePeerExponential changes them in each round. Set sync=gossip_deep_squeeze",
         ),
         (
             {"rule": "push_sum", "topology": Ring("metropolis", False)},
