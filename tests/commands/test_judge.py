@@ -197,7 +197,7 @@ def test_a_session_refuses_changed_values_and_questions(told, tmp_path):
     before = ledger.read_bytes()
     changed = long_table({"base": BASE, "new": (0.99, *better(3)[1:])})
     for table, words, said in (
-        (changed, (), "had other values"),
+        (changed, (), "with other values"),
         (long_table({"base": BASE, "new": better(2)}), (), "is missing now"),
         (long_table({"base": BASE, "new": better(3)}), ("--confidence", "90"), "cannot change"),
         (long_table({"base": BASE, "new": better(3)}), ("--lower-is-better",), "another metric"),

@@ -183,7 +183,7 @@ CFP_FN void pack(const float* x, u8* bytes, i64 n, u32 packed_spec, RoundingMode
 CFP_FOR_EACH_MODE(CFP_PACK)
 #endif
 
-// A table in shared memory with the values of all codes of at most 8 bits. Wider codes are decoded one by one. All 256
+// A table in shared memory with the values of all codes of at most 8 bits. Wider codes are decoded one by one. All
 // threads of the block must call the constructor.
 template <class Value> struct Values {
     float* values;
@@ -191,7 +191,8 @@ template <class Value> struct Values {
     Value value;
 
     CFP_MEMBER Values(float (&values)[256], int k, const Value& value) : values(values), k(k), value(value) {
-        if (k <= 8 && threadIdx.x < 1u << k) values[threadIdx.x] = value(threadIdx.x);
+        if (k <= 8)
+            for (u32 code = threadIdx.x; code < 1u << k; code += blockDim.x) values[code] = value(code);
         __syncthreads();
     }
     CFP_MEMBER float operator()(u32 code) const { return k <= 8 ? values[code] : value(code); }
