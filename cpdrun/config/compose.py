@@ -380,11 +380,8 @@ def _check_bounds(folder: Path) -> None:
             read_yaml(path)
         except OutOfBoundsError as error:
             raise ConfigError(f"{path} {error}") from None
-        except (
-            OSError,
-            ValueError,
-        ):  # Ignore unreadable files here. `compose` reports the error if the file is used.
-            continue
+        except (OSError, ValueError):
+            continue  # `compose` reports the error if the file is used.
 
 
 def _not_utf8(folder: Path | None) -> str:

@@ -120,7 +120,7 @@ class Plan:
         return any(name in self.given for name in names)
 
     def describe(self) -> str:
-        """Return a text that shows how the number of runs is computed from the axes.
+        """Describe how the number of runs follows from the axes.
 
         Example: `format(6) x aps(2) x seed(3) = 36, less 3 (fp32 with APS) -> 33 runs`.
         """

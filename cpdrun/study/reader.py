@@ -132,7 +132,7 @@ def _metric(typed: str | None, question: Asked, done: pd.DataFrame, where: str) 
 
 
 def _with_margin(study: Study, asked_margin: Typed | None, asked_by: str) -> Study:
-    """Return the study with its margin, and with enough decimals to show the margin."""
+    """Set the margin of the study, and enough decimals to show it. Return the new study."""
     metric, name = study.metric, study.baseline_name
     baselines = [
         facet.baseline

@@ -138,7 +138,7 @@ class Tune:
         return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
 
     def arms(self) -> list[tuple[str, ...]]:
-        """Return all combinations of tuned values, as tuples of strings (see `identity`) in the order of the keys."""
+        """Return all combinations of tuned values, each as a tuple of strings (see `identity`), one for each key."""
         return list(itertools.product(*(map(identity, values) for values in self.values.values())))
 
     def arm(self, row: Row) -> tuple[str, ...]:

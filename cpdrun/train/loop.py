@@ -228,7 +228,7 @@ def _restore(
     learner.load_state_dict(state)
     progress = Progress(**state["progress"])
     if workers.rank > 0 and progress.losses_SxN is not None:
-        # The checkpoint has the losses of all workers. Ranks add up their losses later, so all but one start from 0.
+        # The checkpoint has the losses of all workers, and ranks are added up later, so only rank 0 keeps them.
         progress.losses_SxN.zero_()
     journal.resume(progress.epoch, progress.epoch * steps_per_epoch + progress.step)
     return progress

@@ -225,7 +225,7 @@ class ModelRounding:
             )
 
     def is_placed(self, model: nn.Module) -> bool:
-        """Return whether the model shares a module with a model that was checked for layers that the rules select."""
+        """Return whether the rules were applied to the model before, or to a model that shares a module with it."""
         modules = {id(m) for m in model.modules()}
         return any(modules & {id(m) for m in placed.modules()} for placed, _ in self.placed)
 

@@ -38,7 +38,7 @@ class DPSGD(Gossip):
             self._mixed = [mean_D.sub_(x_D) for mean_D, x_D in zip(means, x_WxD, strict=True)]
 
     def step_mixing(self, matrix_NxN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mixing matrices of the weights and of the step, which is not mixed if the exchange overlaps it."""
+        """Return the mixing matrices of the weights and of the step. An overlapping exchange does not mix the step."""
         return matrix_NxN, np.eye(len(matrix_NxN)) if self.overlap else matrix_NxN
 
     def mix(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:

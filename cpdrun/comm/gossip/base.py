@@ -280,7 +280,7 @@ class Gossip(ABC):
 
         Returns:
             The factor, or None without quasi-global momentum, for a single worker, for mixing matrices that are not
-            doubly stochastic, and for more than 256 workers, because the computation would take long.
+            doubly stochastic, and for more than 256 workers, because the computation would take too long.
         """
         matrices = [round_.matrix_NxN for round_ in self.rounds]
         doubly_stochastic = all(np.allclose(W_NxN.sum(axis=1), 1) for W_NxN in matrices)
@@ -296,7 +296,7 @@ class Gossip(ABC):
     # ---- methods that an algorithm overrides
 
     def step_mixing(self, matrix_NxN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the matrices by which a round mixes the weights from before the step, and the step itself."""
+        """Return the mixing matrix of the weights from before the step, and the mixing matrix of the step."""
         mixing_NxN = np.eye(len(matrix_NxN)) * (1 - self.eta) + matrix_NxN * self.eta
         return mixing_NxN, mixing_NxN
 

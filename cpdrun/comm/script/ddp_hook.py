@@ -225,7 +225,10 @@ def _check_kind(model: nn.Module) -> None:
 
 
 def _group_of(model: nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return the given group, or a new group of the same ranks in the same order as DDP's, or else of all ranks."""
+    """Return the given group. If it is None, return a new group.
+
+    The new group has the ranks of DDP's group in the same order, or all ranks if the model is not a DDP model.
+    """
     if not isinstance(model, DistributedDataParallel):
         return group or checked_group(dist.new_group())
     ranks = dist.get_process_group_ranks(model.process_group)

@@ -235,7 +235,7 @@ def draw_tensors(study: Study) -> Figure:
     row = row_of(study, source.runs[0]) if source is not None and source.runs else {}
     drawn = [(role, limits) for role in observed.looks if (limits := _limits(role, row, source)) is not None]
     if not drawn:
-        raise NotDrawnError("none of the formats of these runs has a range of exponents")
+        raise NotDrawnError("none of these runs uses a format with an exponent range")
     figure = new_figure(2 * COLUMN_IN, 0.55 + 0.78 * len(drawn))
     axes = figure.subplots(len(drawn), 2, squeeze=False)
     for (role, limits), pair in zip(drawn, axes, strict=True):

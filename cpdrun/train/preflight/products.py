@@ -49,7 +49,7 @@ def emulated_products(parts: Parts) -> dict[str, Any] | None:
 
 
 def coverage_of(model: nn.Module, forward: Callable[[], object]) -> Coverage:
-    """Return the share of the multiply-accumulates of a forward and a backward pass with operands in each format.
+    """Return, for each format, the share of multiply-accumulates in a forward and a backward pass with such operands.
 
     The model runs in evaluation mode, because some layers cannot train with one sample. Its mode is restored. If the
     workers that share a model are on several ranks, only the forward pass is counted.

@@ -99,7 +99,7 @@ class Applied:
             self.placement.at(step)
 
     def coverage(self, model: nn.Module, *args: Any, **kwargs: Any) -> Coverage:
-        """Run a forward and a backward pass, and return the share of multiply-accumulates with operands in each format.
+        """Run a forward and a backward pass, and return how many of the multiply-accumulates use each number format.
 
         The model stays in training or evaluation mode. Its gradients, buffers and delayed scales are restored, and so
         is the state of the random number generators.

@@ -110,7 +110,7 @@ class Failure:
         return error + 0.51 * torch.exp2(exponent - output.mantissa_bits)
 
     def matches(self, values: Tensor) -> Tensor:
-        """Return a boolean mask that is True where a value may have been rounded to `got`.
+        """Return a boolean mask that is True where `got` may be the rounded value.
 
         `values` and the mask have the shape (E,) or (E, candidates).
         """

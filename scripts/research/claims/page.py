@@ -93,7 +93,7 @@ def _name_cells(judgment: Judgment, verdict: ClaimVerdict) -> str:
     cells = [(_source(finding), *finding.cell) for finding in judgment.distinct]
     common = set(cells[0]).intersection(*cells)
     names = [
-        ", ".join(word for word in cell if word not in common)
+        ", ".join(word for word in cell if word not in common) or _source(finding)
         for cell, finding in zip(cells, judgment.distinct, strict=True)
         if finding.verdict is verdict
     ]
