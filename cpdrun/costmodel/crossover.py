@@ -31,7 +31,7 @@ from cpdrun.record import SweepDir
 from cpdrun.stats.evidence import Verdict
 from cpdrun.study.facet_summary import sends_alike
 from cpdrun.study.group import Facet, Group
-from cpdrun.study.methods import by_setting, label, method_verdicts, reference
+from cpdrun.study.methods import by_setting, has_baseline_per_case, label, method_verdicts, reference
 from cpdrun.study.records import rows_of
 from cpdrun.study.study import Study
 
@@ -136,6 +136,8 @@ def crossover(study: Study) -> Crossover:
         raise CalibrationError(
             f"all runs send the same number of bytes, because {key} does not change what is sent"
         )
+    if has_baseline_per_case(study):
+        raise CalibrationError("each case has its own baseline, so methods have none in common")
     calibration = calibration_of(study)
     networks = study.networks or known_networks(calibration)
     panels = [panel(study, facet, calibration, networks) for facet in by_setting(study)]

@@ -121,10 +121,7 @@ def label(study: Study, group: Group) -> str:
     values = {axis: axis_text(group.keys[axis]) for axis in axes}
     titles = short_titles(axes)
     parts = [group.name, *(["APS"] if group.aps else [])]
-    if CASE in study.axes:
-        parts.append(axis_text(group.keys[CASE]))
-    elif family not in (WITH_APS, WITHOUT_APS):
-        parts.append(family)
+    parts += [] if family in (WITH_APS, WITHOUT_APS) else [family]
     for axis, text in values.items():
         if not axis.endswith("_target_"):
             parts += [f"{titles[axis]} {text}"] if text != "-" else []

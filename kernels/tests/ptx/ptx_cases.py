@@ -31,6 +31,7 @@ SOME_KERNELS = {
     *("quantize_nearest_even_f32", "quantize_nearest_even_f64", "pack_nearest_even"),
     *("accumulate_toward_zero", "accumulate_packed_toward_zero", "put_addresses", "matmul_plain"),
     *("scaled_tiles_stochastic", "scaled_runs_stochastic", "max_magnitude_f32", "hadamard", "fused_sum"),
+    *("unpack", "scaled_decode"),
 }
 GRIDS = {"as asked": lambda x: x, "one block": lambda x: 1, "a block more": lambda x: x + 1}
 

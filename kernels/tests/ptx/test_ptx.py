@@ -16,6 +16,7 @@ from cupy.cuda import nvrtc as cupy_nvrtc
 from custom_fp import cuda, nvrtc
 from custom_fp.formats.scalar import Format
 from custom_fp.rounding import Rule
+from custom_fp.scaled.cuda import backend
 from ptx_device import Device, compile_ptx, ptx_of
 
 if shutil.which("g++") is None:
@@ -62,6 +63,21 @@ def test_products_transforms_and_scales(to, device):
         for rule in ptx_cases.rules(["stochastic", "stochastic_even_4"], ["infinity"]):
             ptx_cases.scaled(to, name, rule, (3, 5, 150))
     assert not to.wrong and {"matmul", "hadamard", "quantize_scaled"} <= set(to.values)
+
+
+def test_codes_are_decoded_with_a_table_that_all_threads_fill(to):
+    x = to.data(4099)
+    for name in ("e4m3", "e2m1", "e5m10"):
+        fmt, out = Format.parse(name), to.empty(4099)
+        data = custom_fp.pack(x, fmt)
+        expected = custom_fp.unpack(data, fmt, (4099,), shift=3)
+        to.equal("unpack", lambda f=fmt, d=data, o=out: cuda.unpack(d, f, 3, o), out, expected)
+    for name in ("nvfp4", "mxint8"):
+        fmt, out = custom_fp.parse(name), to.empty(150, 33)
+        parts = custom_fp.encode(to.data(150, 33, kind="normal"), fmt, axis=0)
+        expected = custom_fp.decode(parts, fmt, axis=0)
+        to.equal("decode", lambda f=fmt, p=parts, o=out: backend.decode(*p, f, o, axis=0), out, expected)
+    assert not to.wrong and {"unpack", "decode"} <= set(to.values)
 
 
 def test_fused_sums(to):
