@@ -248,9 +248,8 @@ def _rank(entry: str, run_dir: str, threads: int, gate: Any) -> int:
     exits with an error.
     """
     die_with(os.getppid())
-    for (
-        number
-    ) in _handled_signals():  # The handlers of torch's agent are only correct in the agent's own process.
+    # The handlers of torch's agent are only correct in the agent's own process.
+    for number in _handled_signals():
         signal.signal(number, signal.SIG_DFL)
     gate.pass_through(int(os.environ["LOCAL_RANK"]))
     try:

@@ -138,9 +138,6 @@ class QuasiGlobalMomentum:
         )
 
 
-MOST_WORKERS = 256  # for `Gossip.momentum_growth`
-
-
 @dataclass(frozen=True)
 class Round:
     """The graph of a round.
@@ -284,7 +281,7 @@ class Gossip(ABC):
         """
         matrices = [round_.matrix_NxN for round_ in self.rounds]
         doubly_stochastic = all(np.allclose(W_NxN.sum(axis=1), 1) for W_NxN in matrices)
-        if self.momentum is None or not 1 < self.world_size <= MOST_WORKERS or not doubly_stochastic:
+        if self.momentum is None or not 1 < self.world_size <= 256 or not doubly_stochastic:
             return None
         without_mean = np.kron(np.eye(2), np.eye(self.world_size) - 1 / self.world_size)
         period = without_mean

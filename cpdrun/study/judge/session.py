@@ -278,8 +278,8 @@ def _ordered(pairs: Pairs, idea: Idea, path: str) -> Pairs:
         is_same = gap is before if gap is None or before is None else math.isclose(gap, before, rel_tol=1e-9)
         if not is_same:
             raise UserError(
-                f"{path}: idea {idea.name!r} was judged before with other values for seed {seed}. If this is a new "
-                "idea, give it a name with --idea. If the baseline is new, give it a new name, too."
+                f"{path}: idea {idea.name!r} was judged before with other values for seed {seed}. If the idea is "
+                "new, name it with --idea. If the baseline is new, rename the baseline."
             )
     order = [*idea.pairs, *(seed for seed in pairs.gaps if seed not in idea.pairs)]
     return replace(pairs, gaps={seed: pairs.gaps[seed] for seed in order})
