@@ -52,6 +52,21 @@ def test_recipes_train_on_the_workloads_that_are_timed(benchmarks, workload):
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+def test_a_row_of_the_kernel_table_describes_machine_code(benchmarks):
+    import kernel_table
+    from custom_fp import nvrtc
+    from ptx_work import Work
+
+    found = kernel_table.read_part(nvrtc.part_of("unpack"), 90)
+    work = Work("unpack(e4m3)", instructions=100, doubles=0, shared=1, bytes=5)
+    row = kernel_table.row(90, *found["unpack"], work, written=1000)
+    registers, *_, machine_instructions, _, _, instructions, share, of = row.split(" | ")
+    assert int(registers) <= 255 and of == "unpack(e4m3)"
+    # The instructions of the code include the NOPs that pad it, and those of an element do not.
+    assert 0 < float(instructions) <= int(machine_instructions) * 100 / 1000 + 0.5
+    assert 0 < float(share) < 1
+
+
 def test_copied_runs_are_a_sweep(benchmarks, tmp_path, monkeypatch):
     import commands
 

@@ -33,7 +33,7 @@ def test_a_part_of_each_kind_has_its_kernels_and_compiles():
         kinds.setdefault(part[1], {}).setdefault(part, []).append(name)
     on_ptx = {nvrtc.part_of(name)[1] for name in SOME_KERNELS}
     others = {kind: parts for kind, parts in kinds.items() if kind not in on_ptx}
-    assert len(others) > 3 and on_ptx < kinds.keys()
+    assert others and on_ptx < kinds.keys()
     for i, parts in enumerate(others.values()):
         part, names = list(parts.items())[i % len(parts)]
         is_large = part[1].endswith(("DOT", "TABULATED"))

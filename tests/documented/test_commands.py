@@ -123,6 +123,7 @@ make area | tests/research/test_area.py
 PYTHONPATH=scripts python -m research.area | tests/research/test_area.py
 python scripts/benchmarks/testing_study.py | kernels/tests/test_testing.py
 python scripts/benchmarks/commands.py | tests/test_benchmarks.py
+python scripts/benchmarks/kernel_table.py | tests/test_benchmarks.py
 python scripts/benchmarks/recipe_steps.py | tests/test_benchmarks.py
 python scripts/research/simulations/simulate_search.py | tests/stats/test_simulation.py
 python scripts/research/prediction/fit_predict.py fit | tests/whatif/test_fit_predict.py
