@@ -11,6 +11,7 @@ These thresholds are heuristic, but most runs are far from them.
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -84,9 +85,14 @@ class Metric:
         return self.measure.higher_is_better
 
     @property
+    def words(self) -> str:
+        """The name as words for sentences, such as `test accuracy` and `test mean IoU`."""
+        return re.sub(r"\biou\b", "IoU", self.name.replace("_", " "))
+
+    @property
     def title(self) -> str:
         """The title for headings and axes, such as `test accuracy, %`."""
-        return self.name.replace("_", " ") + (", %" if self.is_fraction else "")
+        return self.words + (", %" if self.is_fraction else "")
 
     @property
     def scale(self) -> float:

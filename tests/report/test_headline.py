@@ -111,6 +111,7 @@ def test_the_pairs_of_wider_open_formats_are_needed_too(new_sweep):
 def test_the_direction_of_a_metric_that_no_record_declares():
     better = ("test_accuracy", "test_mean_iou", "best_test_accuracy")
     assert all(Metric(name).higher_is_better for name in better)
+    assert [Metric(name).title for name in better[:2]] == ["test accuracy, %", "test mean IoU, %"]
     worse = ("test_loss", "test_bits_per_byte", "test_perplexity_worst")
     assert not any(Metric(name).higher_is_better for name in worse)
 

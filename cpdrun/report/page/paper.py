@@ -96,7 +96,7 @@ def _facts(study: Study) -> dict[str, Any]:
     commits = [commit[:_COMMIT_LETTERS] for commit in environment["git_commit"]]
     return {
         "sweeps": [plain(name) for name in study.sweeps],
-        "metric": study.metric.name.replace("_", " "),
+        "metric": study.metric.words,
         "unit": "%" if study.metric.is_fraction else "",
         "higher_is_better": study.metric.higher_is_better,
         "baseline": study.baseline_name,

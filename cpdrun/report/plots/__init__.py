@@ -61,7 +61,7 @@ class Plot:
 
     def for_metric(self, metric: "Metric") -> "Plot":
         """Return a copy of the plot whose title and description contain the name of the metric."""
-        texts = (text.replace("{metric}", metric.name.replace("_", " ")) for text in (self.title, self.alt))
+        texts = (text.replace("{metric}", metric.words) for text in (self.title, self.alt))
         title, alt = map(capital, texts)
         return replace(self, title=title, alt=alt)
 

@@ -86,7 +86,7 @@ def caption(
         margin = study.tolerance / study.metric.scale
         certified = [each.judgment for each in study.judged.values() if each.verdict is Verdict.CERTIFIED]
         values |= {
-            "metric": study.metric.name.replace("_", " "),
+            "metric": study.metric.words,
             "margin": study.margin_text if study.tolerance > 0 else "",
             "baseline": study.baseline_name,
             "ci": f"{study.ci:g}",
