@@ -187,13 +187,13 @@ def _matrix(study: Study, facets: list[Facet]) -> Shown:
 def _cell(study: Study, facet: Facet, scaling: str) -> str:
     """Return a ladder's answer with its mark: "✓ e3m0 (4 bits)" or "✗ none".
 
-    An open ladder (mark ?) shows the format most likely to be certified. The mark = means that the runs equal the
-    baseline's.
+    An open ladder (mark ?) shows the format most likely to be certified, or "open" if none is likely. The mark = means
+    that the runs equal the baseline's.
     """
     if scaling not in facet.ladders:
         return "-"
     answer = study.answer(facet, scaling)
-    none = "none" if answer.verdict is Verdict.REFUTED else "-"
+    none = "none" if answer.verdict is Verdict.REFUTED else "open"
     return f"{MARKS[answer.kind]} {answer.group.title if answer.group else none}"
 
 

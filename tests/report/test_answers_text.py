@@ -28,15 +28,26 @@ def refuted(sweep):
         sweep.add("e3m0", aps=True, seed=seed, accuracy=0.98, status=status, done=ABOUT)
 
 
-def undecided(sweep):
+GAPS = {
+    8: (0.002, -0.002, 0.0),
+    16: (-0.02, -0.002, -0.014),
+    32: (0.02, -0.035, 0.0),
+}  # number of workers -> of each seed
+
+
+def undecided(sweep, gaps=GAPS):
     """Three ladders: within the margin, beyond it, and too near for a small test set."""
     few = {"test_samples": 100, "num_classes": 10}
-    gaps = {8: (0.002, -0.002, 0.0), 16: (-0.02, -0.002, -0.014), 32: (0.02, -0.035, 0.0)}
     for workers, of_seed in gaps.items():
         for seed, gap in enumerate(of_seed):
             about = few if workers == 32 else ABOUT
             sweep.add(seed=seed, world_size=workers, accuracy=0.97, done=about)
             sweep.add("e3m0", seed=seed, world_size=workers, accuracy=0.97 + gap, done=about)
+
+
+def undecided_in_a_table(sweep):
+    """More ladders than the first lines describe one by one."""
+    undecided(sweep, GAPS | {64: (-0.08, 0.01, -0.03)})
 
 
 def identical(sweep):
@@ -126,9 +137,10 @@ def no_values(sweep):
     sweep.add("e4m3", metrics={"test_accuracy": None})
 
 
-SWEEPS = (settled, refuted, undecided, identical, cases, orders, without_baseline, diverged_baseline,
-          unknown_direction_and_mixed_code, unlearned, unlearned_of_unknown_classes, learned_of_a_thousand_classes,
-          equal_on_few_samples, single_seed, baseline_without_values, no_values)  # fmt: skip
+SWEEPS = (settled, refuted, undecided, undecided_in_a_table, identical, cases, orders, without_baseline,
+          diverged_baseline, unknown_direction_and_mixed_code, unlearned, unlearned_of_unknown_classes,
+          learned_of_a_thousand_classes, equal_on_few_samples, single_seed, baseline_without_values,
+          no_values)  # fmt: skip
 
 
 def test_the_first_lines_of_a_report(new_sweep, snapshot):
