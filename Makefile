@@ -34,6 +34,7 @@ install both (on Debian and Ubuntu: apt install g++ python3-dev) and run make de
 endef
 
 # The tests of the launcher mostly wait, so they run at the same time as the others. Their output is printed at the end.
+# With one thread per process, no process waits busily for threads that other processes keep from running.
 test: $(DEV)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-launch test-rest
 
@@ -41,7 +42,7 @@ test-rest: $(DEV)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal --durations 10 --durations-min 1 --ignore tests/launch
 
 test-launch: $(DEV)
-	@output=$$($(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 --durations-min 1 tests/launch 2>&1); status=$$?; echo "$$output"; exit $$status
+	@output=$$(OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 --durations-min 1 tests/launch 2>&1); status=$$?; echo "$$output"; exit $$status
 
 venv: $(DEV)
 
