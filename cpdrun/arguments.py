@@ -59,7 +59,7 @@ def add_names(
 
 
 def complete_by(name: str, argument: argparse.Action) -> None:
-    """Complete an argument by the function `name` in cpdrun.shell.completion.
+    """Make the shell complete an argument with the function `name` in cpdrun.shell.completion.
 
     The module is imported only when the shell asks for completions.
     """

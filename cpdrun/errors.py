@@ -65,7 +65,7 @@ class CannotWriteError(UserError):
 
 @contextlib.contextmanager
 def before_a_start() -> Iterator[None]:
-    """Add the consequence "Nothing was started." to every UserError raised in the context."""
+    """Set the consequence "Nothing was started." for every UserError raised in the context."""
     try:
         yield
     except UserError as error:

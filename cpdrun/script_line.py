@@ -80,8 +80,8 @@ def _split(rest: list[str], options: Options, shown: str) -> tuple[list[str], li
         return [], rest
     if mistaken := next((word for word in rest if word.partition("=")[0] in options), None):
         raise MistypedError(
-            f"is {mistaken} an argument of the script, or cpdrun's? Type the script's arguments before --, and "
-            f"cpdrun's words after it: {shown} ... -- {mistaken}"
+            f"does {mistaken} belong to the script or to cpdrun? Type the script's arguments before -- and "
+            f"cpdrun's after it: {shown} ... -- {mistaken}"
         )
     if any(is_setting):
         at = is_setting.index(True)

@@ -56,7 +56,10 @@ def read_stanzas(lines: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def join_lines(description: str) -> str:
-    """Return a description as one line. A line that contains only a dot is an empty line (Debian Policy, 5.6.13)."""
+    """Return a description as one line.
+
+    A line with only a dot stands for an empty line (Debian Policy, 5.6.13) and is left out.
+    """
     return " ".join(" ".join(line for line in description.split("\n") if line != ".").split())
 
 

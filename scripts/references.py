@@ -45,7 +45,7 @@ class NotMadeError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """One sweep or search of a reference, with its arguments and the files to keep of its report."""
+    """A sweep or search that is part of a reference, with its arguments and the report files to keep."""
 
     command: str
     words: list[str]

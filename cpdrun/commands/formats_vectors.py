@@ -84,8 +84,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--operands",
         type=several,
         metavar="F[,F]",
-        help="formats of the accumulator's two vectors (default: those of its machine, or that of its sums). A NAME "
-        "that is a format then means the accumulator with that format",
+        help="formats of the two vectors of a dot product (default: those in the accumulator's name, or that "
+        "of its sums). With --operands, a NAME that is a format means an accumulator that sums in it",
     )
     many = f"number of random inputs (default: {VALUES}, or {BLOCKS} blocks of a format with scales)"
     vectors.add_argument("--count", type=count, metavar="N", help=many)

@@ -88,7 +88,7 @@ def _predict_experiment(
 
     with before_a_start():
         if not arguments.dry_run:
-            session.warm_up()  # importing torch takes longer than planning
+            session.warm_up()  # start importing torch, which takes longer than planning
         question = ask(arguments.overrides, arguments.config_dir, imports=not arguments.dry_run)
         listed(question.directory)
         found = find_baseline_runs(question.directory, question.baseline_runs, arguments.steps)

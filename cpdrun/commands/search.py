@@ -104,7 +104,7 @@ def _ask(arguments: argparse.Namespace, options: "LaunchOptions", session: "Sess
         if not arguments.overrides:
             raise UserError("name an experiment to search: cpdrun search exp=digits_bits")
         if not arguments.dry_run:
-            session.warm_up()  # importing torch takes longer than planning
+            session.warm_up()  # start importing torch, which takes longer than planning
         budget = [f"search.budget={arguments.budget}"] if arguments.budget else []
         words = [*words_of(arguments), *budget]
         question = ask(words, arguments.config_dir, imports=not arguments.dry_run)

@@ -53,7 +53,7 @@ def _screen(arguments: argparse.Namespace, options: "LaunchOptions", session: "S
 
     with before_a_start():
         if not arguments.dry_run:
-            session.warm_up()  # importing torch takes longer than planning
+            session.warm_up()  # start importing torch, which takes longer than planning
         question: ScreenQuestion | None = ask(
             words_of(arguments), arguments.config_dir, imports=not arguments.dry_run
         )
@@ -95,7 +95,7 @@ def _show_round(
     found = run_states(question.plan)
     to_run = [run for run in question.runs if found.states.get(run.name) is not State.DONE]
     output.print_lines([f"{len(question.runs) - len(to_run)} done, {len(to_run)} to run"])
-    for text in found.odd.values():  # the problems of runs whose records cannot be read
+    for text in found.odd.values():  # one text for each run that cannot be read
         output.note(text, kind="error")
     result = screen_result(question, rounds, None, None)
     output.set_result(ScreenDocument(**vars(result), dry_run=arguments.dry_run))

@@ -135,10 +135,10 @@ def _runs_to_train(
 def _print_states(
     sweep: "Plan", found: "RunStates", to_run: "list[PlannedRun]", arguments: argparse.Namespace
 ) -> bool:
-    """Print how many runs are done and to run, and the notes.
+    """Print the number of runs that are done, the number of runs to start, and any notes.
 
     Returns:
-        Whether the record of any run cannot be read.
+        True if the record of at least one run cannot be read.
     """
     from cpdrun.record import State
 

@@ -355,7 +355,7 @@ def _read_each_file_once(repository: Any, found: dict[str, Any]) -> None:
         if config_path not in found:
             try:
                 found[config_path] = load(config_path)
-            except AssertionError:  # raised by Hydra for a key such as 1
+            except AssertionError:  # Hydra raises this for a key such as the number 1
                 raise ValueError(
                     f"{config_path}: the keys of its defaults list must be names of groups"
                 ) from None

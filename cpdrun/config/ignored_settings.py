@@ -17,10 +17,10 @@ FP32 = "fp32"
 
 @dataclass(frozen=True)
 class EffectRule:
-    """A rule that determines which runs are affected by some keys, or by all keys of a group.
+    """A rule that determines which runs are affected by certain keys or groups of keys.
 
-    `why` is the explanation for the user if the keys affect no run. In this text, `{kinds}` is replaced by the class
-    names of `section` in the runs.
+    `why` tells the user why the keys affect no run. In it, `{kinds}` is replaced by the names of the classes
+    that the runs use for `section`.
     """
 
     keys: tuple[str, ...]
@@ -70,7 +70,7 @@ def _sums_in_format(config: Config) -> bool:
 
 
 def _sends_less(config: Config) -> bool:
-    """Return True if workers send fewer bytes than all gradients in float32."""
+    """Return True if workers send fewer bytes than the full float32 gradients would take."""
     compresses = not _sums_in_format(config) or "min_compression_rate" in config["sync"]
     return config["format"] != FP32 or compresses
 

@@ -44,7 +44,7 @@ def copied(node: Any) -> Any:
 
 
 def has_key(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether a config has a dotted key."""
+    """Return whether a config contains a dotted key such as `optim.lr`."""
     node: Any = config
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:

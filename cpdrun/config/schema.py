@@ -26,7 +26,7 @@ TARGET = "_target_"
 MOST_NAME_BYTES = 255  # the largest length of the name of a file or folder on Linux
 FORMATS = "cpdrun.train.precision.run_formats.Formats"
 ACCUMULATOR = "accumulator"  # a key of `precision`, and a role of its rules
-MOST_DIVISORS_TRIED = 100_000  # an error message does not search further for possible values of nproc
+MOST_DIVISORS_TRIED = 100_000  # the largest value of nproc that an error message considers as a suggestion
 NUMBER_OR_WORD = ("precision.loss_scale",)  # a number or the word dynamic
 TEXT_TABLE = "cpdrun.data.text.text_table.TextTable"
 CLASSIFICATIONS = ("cpdrun.tasks.classification.Classification", "cpdrun.tasks.top5.Top5")
@@ -100,7 +100,7 @@ class FolderName(CheckedValue):
 
 
 class WordOrNumber(CheckedValue):
-    """An option of Slurm, such as a partition or a number of minutes."""
+    """The value of a Slurm option, such as a partition or a number of minutes."""
 
     @staticmethod
     def find_problem(value: Any) -> str | None:
@@ -180,7 +180,7 @@ MetricPatterns = Annotated[dict[Any, MetricPattern], Meta(description="must map 
 
 
 class Section(Struct, kw_only=True):
-    """A class and its arguments. The class checks the arguments, so any key is allowed here."""
+    """A class and its arguments. Any key is allowed here, because the class itself checks its arguments."""
 
     target: ClassName = msgspec.field(name=TARGET)
 

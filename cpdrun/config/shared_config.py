@@ -19,7 +19,7 @@ MACHINE = ("device", "nproc", "threads", "loaders", "emulation")
 # Settings that are shown only if they are set or vary.
 FURTHER = ("parameter_groups", "clip_norm", "label_smoothing", "init_from", "init_into", "init_skip")
 OURS = "cpdrun."  # the prefix of cpdrun's own classes
-MOST_SHOWN = 4  # A setting with more different values is shown as "(varies)".
+MOST_SHOWN = 4  # A setting with more values than this is shown as "(varies)".
 # The syncs for which the bytes that a worker sends are known.
 SUMS = ("cpdrun.comm.AllReduceSync", "cpdrun.comm.sync.decoded")
 

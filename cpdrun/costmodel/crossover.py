@@ -97,7 +97,7 @@ class Panel:
     def winner(self, network: str) -> Cell | None:
         """Return the fastest certified method, or None if there is none.
 
-        A certified plain sum wins if it is slower by at most the share MARGIN.
+        A certified plain sum wins instead if its step takes at most 1 + MARGIN times as long.
         """
         fastest = next((cell for cell in self.on(network) if cell.verdict is Verdict.CERTIFIED), None)
         plain = self.plain(network)
@@ -137,7 +137,7 @@ def crossover(study: Study) -> Crossover:
             f"all runs send the same number of bytes, because {key} does not change what is sent"
         )
     if has_baseline_per_case(study):
-        raise CalibrationError("each case has its own baseline, so methods have none in common")
+        raise CalibrationError("each case has its own baseline, so the methods share no baseline")
     calibration = calibration_of(study)
     networks = study.networks or known_networks(calibration)
     panels = [panel(study, facet, calibration, networks) for facet in by_setting(study)]
@@ -181,7 +181,7 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
     if not (isinstance(workers, int) and workers > 0 and values > 0 and group.wire_bytes >= 0):
         raise CalibrationError("its record lacks the bytes per step, the parameters, or the workers")
     if method.pattern is None:
-        raise CalibrationError("its config does not determine how its workers exchange")
+        raise CalibrationError("its config does not specify how its workers exchange data")
     if values != calibration.workload.values:
         raise CalibrationError(
             f"the calibration is for a model with {calibration.workload.values:,} values, not {values:,.0f}"

@@ -137,7 +137,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Calibration":
-        """Return the calibration that `as_json` turned into these values.
+        """Recreate a calibration from the values that `as_json` returned.
 
         Raises:
             CalibrationError: The values do not describe a calibration.

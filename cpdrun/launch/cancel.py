@@ -26,7 +26,7 @@ def cancel_sweep(sweep: SweepDir) -> tuple[int, int]:
     """Stop the launchers and workers of `sweep`, remove its runs from a scheduler's queue, and stop its active runs.
 
     Returns:
-        The number of runs that were requested to stop, and the number of runs that were queued.
+        The number of runs that were asked to stop, and the number of runs that were removed from a queue.
 
     Raises:
         LaunchError: A scheduler does not answer.

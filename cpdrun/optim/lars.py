@@ -6,7 +6,7 @@ For a layer with weights w, gradient g and weight decay d,
     v     = momentum * v + lr * trust * (g + d w)
     w     = w - v
 
-As in the paper, the momentum contains past steps with the learning rate of their time.
+As in the paper, each gradient enters the momentum with the learning rate of its own step.
 
 Differences from the paper: layers with one dimension (biases, norms) may use plain SGD without weight decay, as in
 later recipes (adapt_1d=false). If the gradient of a layer is zero, its trust is 1. If its weights are zero, its trust

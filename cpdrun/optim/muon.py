@@ -17,11 +17,11 @@ KINDS = {"muon": torch.optim.Muon, "adamw": torch.optim.AdamW}
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon and AdamW, each for its own parameters.
+    """Muon for some parameters and AdamW for the others.
 
-    The setting `update` of a parameter group, muon or adamw, chooses the optimizer. It comes from `parameter_groups` or
-    from `settings_of`. The other settings of a group are those of the chosen optimizer of torch. Arguments with the
-    prefix `adamw_` are settings of AdamW, and the others are settings of Muon.
+    The setting `update` of a parameter group, muon or adamw, chooses its optimizer. It comes from
+    `parameter_groups` or from `settings_of`. The other settings of the group are those of that optimizer in
+    torch.optim. Arguments with the prefix `adamw_` are settings of AdamW, and the others those of Muon.
 
     Args:
         params: float32 parameters, or parameter groups.

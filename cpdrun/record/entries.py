@@ -178,11 +178,11 @@ class Progress(Entry):
     Keys:
         epoch: The number of finished epochs.
         step: The number of finished steps.
-        test_accuracy: The latest value, a share.
+        test_accuracy: The latest test accuracy, between 0 and 1.
         epochs: The total number of epochs.
         updated: When the file was written, in seconds since 1970.
-        judged_by: The metric that a user's script is judged by.
-        value: Its latest value.
+        judged_by: The name of the metric by which a user's script is judged.
+        value: The latest value of that metric.
     """
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("test_accuracy", "judged_by", "value")

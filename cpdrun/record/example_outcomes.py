@@ -78,7 +78,7 @@ def write_example_outcomes(run: RunDir, outcomes: ExampleOutcomes) -> None:
 
 
 def read_example_outcomes(run: RunDir, result: Result) -> ExampleOutcomes:
-    """Return the outcomes of a run, whose done.json contains `result`.
+    """Return the outcomes of the test examples of a run whose done.json contains `result`.
 
     Raises:
         OSError: The file does not exist, cannot be read, is not a regular file, or is too large.

@@ -39,7 +39,8 @@ from cpdrun.config.identity import hash_in
 from cpdrun.record.entries import EpochRow, LoggedRow, Lost, Outcome, Progress, Result, Where
 from cpdrun.record.files import append_json_line, read_json, read_json_lines
 
-# The version of observed.npz, which the trainer writes and the report reads. Version 1 had wrong extremes.
+# The version of observed.npz, which the trainer writes and the report reads. Files of version 1 contain wrong
+# extremes.
 OBSERVED_LAYOUT = 2
 MAX_ROWS = 50_000  # the largest number of rows that are read. If there are more, evenly spaced rows are read.
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
@@ -184,7 +185,7 @@ class RunDir:
 
     @property
     def holder(self) -> Path:
-        """The file that replaces the lock if the file system does not support flock."""
+        """The file that claims the run, instead of the lock, if the file system does not support flock."""
         return self.path / ".holder"
 
     @property

@@ -20,7 +20,7 @@ def git(*command: str) -> str | None:
 
 
 def changes_of(files: Iterable[Path]) -> tuple[str | None, list[str]]:
-    """Return the differences of files from the last commit, without ignored files and files outside the repository.
+    """Return how files differ from the last commit, except ignored files and files outside the repository.
 
     Returns:
         The diff, and the names of the files that are not tracked. The diff is None if there is no repository or commit.

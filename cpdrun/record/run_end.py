@@ -48,13 +48,13 @@ def failure_in(outcome: Outcome | None) -> Failure | None:
 
 
 def fingerprint_of(result: Result) -> str | None:
-    """Return a text that is equal only for runs that are equal bit for bit.
+    """Return a string that two runs share only if they are equal bit for bit.
 
-    The text is the digest of the weights. If the result has none, the text contains all metrics.
+    The string is the digest of the weights. If the result has no digest, the string lists all metrics.
 
     Returns:
-        The text. None if the run diverged, or if it has no digest and all metrics are shares of counted samples, which
-        may be equal by chance.
+        The string. None if the run diverged, or if it has no digest and all its metrics are shares of counted
+        samples, which may be equal by chance.
     """
     if result.status is Ending.DIVERGED:
         return None

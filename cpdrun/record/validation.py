@@ -18,7 +18,7 @@ from cpdrun.record.measure import ACCURACY, BITS, MEASURES, NATS, SHARE, Measure
 
 ARGUMENTS = ("format", "aps", "seed", "world_size")
 MAX_BITS = 1024
-MAX_NAME_LENGTH = 80  # the longest name of a format
+MAX_NAME_LENGTH = 80  # the maximum length of a format's name, in characters
 # The directions and kinds of metrics that a caller may pass.
 DIRECTIONS = {
     "higher": MEASURES["max"],
@@ -185,7 +185,7 @@ def config(given: Any, *, aps: bool) -> dict[str, Any]:
             )
         if key.split(".")[0] == "scaling" and not aps:
             raise InvalidValueError(
-                f"config has {key!r}, which has a meaning only with aps=True. Rename the key, or leave it out"
+                f"config has {key!r}, which is allowed only with aps=True. Rename the key, or leave it out"
             )
     return settings
 

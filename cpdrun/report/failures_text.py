@@ -1,4 +1,4 @@
-"""Texts about failed runs and bit-identical runs. This module does not import pandas."""
+"""Describe failed runs and bit-identical runs in text. This module does not import pandas."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -68,7 +68,7 @@ def more_text(judgment: Judgment, margin: float = math.nan, samples: float = mat
 
 
 def outlook_text(found: Outlook) -> str:
-    """Return how many further pairs may decide a verdict, or why that is unknown."""
+    """Describe how many more pairs will probably decide a verdict, or why more pairs may not help."""
     return render("outlook.j2", outlook=found, most=MOST_ADVISED)
 
 

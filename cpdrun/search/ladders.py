@@ -56,13 +56,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The candidates that differ only in their format, grouped by bit width.
+    """Candidates that differ only in their format, grouped by bit width.
 
     Attributes:
         label: The values that all candidates share, such as `with APS`.
         widths: The candidates of each width, most bits first. Within a width, the most promising comes first.
         is_ordered: Whether the order within each width is known. Until then, widths with several formats wait.
-        is_started: Whether the start is known. Until then, all candidates wait.
+        is_started: Whether `start` is known. Until then, all candidates wait.
         start: The index of the width that is tested first.
         aside: The seed of the baseline run that predicted the start, which is in no pair; None without a prediction.
     """
@@ -80,7 +80,10 @@ class Ladder:
         return self.widths[0][0].baseline
 
     def may_try(self, width: int) -> bool:
-        """Return True if candidates of the width may run. The width's order and the ladder's start must be known."""
+        """Return True if candidates of this width may run.
+
+        The start of the ladder must be known, and if the width has several candidates, their order.
+        """
         return self.is_started and (self.is_ordered or len(self.widths[width]) == 1)
 
     def seeds(self, most: int) -> list[int]:
@@ -307,10 +310,10 @@ def _compare(ladder: Ladder, ended: EndedRuns, tuning: Tuning) -> dict[str, Comp
 def _pair(
     asked: AskedLadder, ladder: Ladder, compared: Mapping[str, Compared], ended: EndedRuns, rules: Rules
 ) -> PairedLadder:
-    """Return the pairs of a ladder for the test.
+    """Return the ladder with the paired differences of its candidates, for the test.
 
-    `asked` has the names of cells, under which the ledger stores hypotheses. `ladder` has the names of chosen arms,
-    under which runs are stored.
+    `asked` and `ladder` are the same ladder with different names. `asked` has the names of cells, under which
+    the ledger stores hypotheses. `ladder` has the names of chosen arms, under which runs are stored.
     """
     seeds = ladder.seeds(rules.most_seeds)
     gaps = [[_gaps(c, compared[c.name], ended, rules, seeds) for c in width] for width in ladder.widths]

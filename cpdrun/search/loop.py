@@ -111,11 +111,12 @@ def search(
 ) -> list[Summary]:
     """Start the most useful runs until nothing is left to decide, or the budget is spent.
 
-    The search also stops after an interruption, after a failed round with the option `fail_fast`, or if the sweep's
-    cancellation differs from `cancelled_before`. `on_end` is called with the verdicts after each run that ends.
+    The search also stops after an interruption, after a failed round with the option `fail_fast`, or if the
+    sweep was cancelled, so that its `cancellation` is no longer `cancelled_before`. `on_end` is called with
+    the verdicts after each run that ends.
 
     Returns:
-        One summary for each round of runs. On this machine, there is one round.
+        One summary for each round of runs. Runs on this machine form a single round.
     """
     queue, directory = RunQueue(results), results.question.directory
     options = replace(options, kill_retries=KILL_RETRIES)

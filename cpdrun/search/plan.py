@@ -372,10 +372,10 @@ def _tuning_runs(results: Results, states: Sequence[LadderState]) -> int:
 
 
 def _likely_runs(results: Results, states: Sequence[LadderState], noise: float) -> int | None:
-    """Return the number of runs that are still needed.
+    """Return the number of runs still needed, or None if `search.most_seeds` pairs are likely too few.
 
-    None if `search.most_seeds` pairs are likely too few. The first format of each width is assumed to be as good as the
-    baseline. At the narrowest of several widths, FIRST_PAIRS pairs are assumed to decide each format.
+    The first format of each width is assumed to be as good as the baseline. If there are several widths,
+    FIRST_PAIRS pairs are assumed to decide each format of the narrowest one.
     """
     rules, runs, longest = results.rules(), _tuning_runs(results, states), 0
     for state in states:

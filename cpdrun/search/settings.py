@@ -244,10 +244,11 @@ def _roles(value: Any) -> tuple[str, ...]:
     for role in given:
         if role not in ROLES:
             raise ConfigError(
-                f"screen.roles={typed_form(value)}: must be some of {', '.join(ROLES)}{did_you_mean(str(role), ROLES)}"
+                f"screen.roles={typed_form(value)}: must be one or more of {', '.join(ROLES)}"
+                f"{did_you_mean(str(role), ROLES)}"
             )
     if not given or len(set(given)) < len(given):
-        _refuse("screen.roles", value, f"must be some of {', '.join(ROLES)}, each once")
+        _refuse("screen.roles", value, f"must be one or more of {', '.join(ROLES)}, each once")
     return tuple(role for role in ROLES if role in given)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    """A package with the call, signature and docstring of a function in cpdrun.api."""
+    """A package that can be called like a function in cpdrun.api, with its signature and docstring."""
 
     def __call__(self, *words: Any, **keywords: Any) -> Any:
         return self._function(*words, **keywords)

@@ -80,10 +80,10 @@ class SpreadPrior:
     degrees: float
 
     def effect(self, margin: float) -> float | None:
-        """Return the effect of a candidate exactly as good as its baseline, in standard deviations.
+        """Return the effect of a candidate that is exactly as good as its baseline, in standard deviations.
 
-        This is the distance |margin| of its mean from the boundary, up to the largest of EFFECTS. The result is None
-        without a prior, or if the margin is 0.
+        Its mean is |margin| away from the boundary, so this is |margin| / deviation, or the largest of
+        EFFECTS if that is smaller. The result is None without a prior, or if the margin is 0.
         """
         if not (self.degrees > 0 and self.deviation > 0 and margin):
             return None
@@ -404,7 +404,7 @@ def _range(likely: int) -> PairsRange:
 def _looks(
     gaps: Sequence[float], margin: float, resolution: float, prior: SpreadPrior
 ) -> Iterator[tuple[int, float, float]]:
-    """Yield (n, mean, spread) of the first n pairs, for every n that allows an e-value."""
+    """Yield n and the mean and spread of the first n pairs, for every n for which an e-value exists."""
     for n in range(1, len(gaps) + 1):
         mean, spread = _moments(gaps[:n], resolution)
         if prior.degrees or (n > 1 and spread > _SPREADLESS * (abs(mean) + abs(margin))):

@@ -75,7 +75,10 @@ def of_case(name: str, config: Mapping[str, Any]) -> Choice:
 
 
 def bits_choice(value: Any) -> Choice:
-    """Return the choice for a number of bits, as of precision.weight_bits. Other values, such as null, mean fp32."""
+    """Return the choice for a number of bits, such as a value of precision.weight_bits.
+
+    Other values, such as null, mean fp32.
+    """
     bits = _number_of_bits(value)
     return Choice.made("fp32", 32, 8) if bits is None else Choice.made(str(value), bits, None)
 

@@ -393,7 +393,10 @@ def ignored(runs: pd.DataFrame) -> list[IgnoredSetting]:
 def _ignored_setting(
     key: str, rows: Sequence[tuple[dict[str, str], tuple[str, ...]]]
 ) -> IgnoredSetting | None:
-    """Return the setting if no metric depends on it. None if one does, or if no two runs differ only in `key`."""
+    """Return the setting `key` if it had no effect on any metric, otherwise None.
+
+    Only runs that differ in nothing but `key` are compared. If there are none, return None.
+    """
     cells: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for config, measured in rows:
         rest = tuple(value for other, value in config.items() if other != key)

@@ -340,7 +340,7 @@ class Facet:
 
     @property
     def fp32(self) -> Group | None:
-        """The baseline, even if it has no value yet or is not fp32. None if there is none."""
+        """The baseline of this facet, of any format and with or without a value. None if there is none."""
         return next((group for group in self.groups if group.is_baseline), self.lent)
 
     @property

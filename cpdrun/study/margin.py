@@ -86,13 +86,13 @@ class Margin:
 def choose_margin(
     asked: Typed | None, asked_by: str, metric: Metric, courses: Sequence[Course], baseline: str
 ) -> Margin:
-    """Return the margin. Of several baselines, the one with the smallest margin decides.
+    """Return the margin. If there are several baselines, return the smallest of their margins.
 
     Args:
         asked: The margin that was typed or is in a file. None for the default.
         asked_by: The origin of `asked`, such as "typed".
         metric: The compared metric.
-        courses: One run of each baseline before and after training. Empty if none has ended.
+        courses: The metric of one run of each baseline, before and after training. Empty if none has ended.
         baseline: The name of the baseline for messages.
 
     Returns:

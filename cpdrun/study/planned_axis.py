@@ -1,4 +1,4 @@
-"""Find the axis of bits of planned runs, and its baseline, by the rules of `cpdrun.study.axes`."""
+"""Find the axis of bits and its baseline among planned runs, by the rules of `cpdrun.study.axes`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -11,9 +11,9 @@ from cpdrun.record import OBSERVED_LAYOUT, EpochRow, RunDir, read_arrays, read_c
 
 
 def rows_of(run: RunDir) -> list[EpochRow]:
-    """Return the rows of a run's curve. Empty if the file cannot be read.
+    """Return the rows of a run's curve, or an empty list if the file cannot be read.
 
-    If a script logged no epochs, `EpochRow.epoch` contains the step, or else the row's number.
+    If a script logged no epochs, `EpochRow.epoch` contains the step or, without a step, the row's number.
     """
     try:
         if rows := list(run.rows()):

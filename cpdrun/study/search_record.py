@@ -3,9 +3,9 @@
 A question has a margin, a confidence, a metric, and a baseline. A report answers it unless the user types another one.
 
 When a search tunes a key, such as the learning rate, it chooses the key's value for each cell from runs with separate
-seeds. A cell is one combination of values on all other axes. This module repeats the choice with the search's rule and
-runs (`cpdrun.stats.means.choose`). A report compares the runs with the chosen values on all other seeds. The runs
-of a cell are not compared until its tuning is complete.
+seeds. A cell is one combination of values on all other axes. This module makes the same choice again from the
+same runs by the same rule (`cpdrun.stats.means.choose`). On all other seeds, a report compares the runs that
+have the chosen values. The runs of a cell are not compared until its tuning is complete.
 """
 
 import itertools
@@ -134,7 +134,7 @@ class Tune:
     aside: tuple[int, ...] = ()
 
     def chooses(self, seed: object) -> bool:
-        """Return True if the runs of a seed choose an arm. They are not compared."""
+        """Return True if the runs of a seed serve only to choose an arm, and are not compared."""
         return seed in self.aside or (seed in self.seeds and len(self.arms()) > 1)
 
     def arms(self) -> list[tuple[str, ...]]:

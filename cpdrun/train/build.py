@@ -189,7 +189,10 @@ def build_early_stopping(config: dict[str, Any], task: Task, duration: Duration)
 def _index_streams(
     config: dict[str, Any], data: Data, partition: Partition, duration: Duration
 ) -> tuple[Data, Partition]:
-    """Replace streams by datasets with numbered samples, and distribute the samples of a stream in order."""
+    """Replace streams (IterableDatasets) by datasets with numbered samples.
+
+    If the training set is a stream, the returned partition distributes its samples to the workers in order.
+    """
     streams = {
         name: dataset for name in SPLITS if isinstance(dataset := getattr(data, name), IterableDataset)
     }

@@ -36,14 +36,15 @@ class Duration:
         """Compute the length of a run from its settings.
 
         Args:
-            samples: Size of the training set, or None if the dataset does not report its length. An epoch then has
-                `max_steps / epochs` steps.
-            samples_per_step: Samples that all workers together take per step.
+            samples: The size of the training set, or None if the dataset does not report it. In that case, an
+                epoch has `max_steps / epochs` steps, rounded up.
+            samples_per_step: The number of samples that all workers together use in one step.
             epochs: The setting `epochs`.
             max_steps: The setting `max_steps`.
 
         Raises:
-            ValueError: A step needs more samples than there are, or no setting limits the run.
+            ValueError: A step needs more samples than the training set has, or `samples` and `max_steps` are
+                both None.
         """
         if epochs == 0:
             return cls(1, 0)

@@ -25,13 +25,14 @@ _ALL = ["*", "MultiheadAttention"]  # matches every layer with a matrix product
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a configuration.
+    """A change to a configuration.
 
     Attributes:
         description: A short description for the user.
         words: The command-line overrides, such as "sync.order=tree". For an added rule, a description of the rule.
         config: The changed configuration.
-        role: The role whose error should shrink: gradient, weight, activation, output_gradient, or update.
+        role: The role of the tensors whose error the change should reduce: gradient, weight, activation,
+            output_gradient, or update.
     """
 
     description: str
@@ -165,7 +166,7 @@ def _formats(name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _aps() -> dict[str, Any]:
-    # Importing Hydra takes 0.2 s, which a report on a sweep can save.
+    # Import Hydra only when it is needed. Its import takes 0.2 s, and not every report on a sweep needs it.
     from cpdrun.config.compose import Composer
     from cpdrun.config.short_forms import APS_RULE
 

@@ -34,7 +34,7 @@ from cpdrun.whatif.effects import Effects, compute_effects
 COEFFICIENTS = "fitted.json"
 RANGE = (0.1, 0.9)  # the quantiles that bound an 80% credible interval
 GRID = np.linspace(-8.0, 8.0, 641)  # a grid of levels, in units of level_deviation
-PRIOR_PAIRS = 2  # the usual variance counts as much as this number of pairs
+PRIOR_PAIRS = 2  # the weight of the usual variance of a gap, as a number of pairs
 LIKELY = 0.5  # a format is likely good enough if its chance of failing is at most this
 
 # The probability of each level in GRID, (641,).

@@ -197,7 +197,9 @@ class Accumulator:
         if (self.join is not None or self.split > 1) and self.width is None:
             raise ValueError("join and split require width, because they change how products are aligned")
         if self.split > 1 and (self.join is None or self.block % self.split):
-            raise ValueError(f"split={self.split} requires join, and must divide block={self.block}")
+            raise ValueError(
+                f"split={self.split} requires join, and block={self.block} must be a multiple of split"
+            )
         aligned = self.width is not None and self.join is None
         if problem := block_scales.problem(self.operand_formats, self.group, self.block, aligned):
             raise ValueError(problem)

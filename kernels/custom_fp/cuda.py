@@ -45,7 +45,7 @@ KERNELS = (
 _THREADS = 256
 FEW = 480  # the most tensors whose addresses fit in the arguments of a kernel
 _ADDRESSES = np.dtype([("first", np.uint64, FEW), ("table", np.uint64)])
-HADAMARD_TILE = 4096  # number of values in the shared memory of a thread block, as in hadamard.cuh
+HADAMARD_TILE = 4096  # values in the shared memory of a thread block: hadamard_tile in hadamard.cuh
 NEAREST = Rule()
 
 

@@ -101,7 +101,7 @@ def quantize(
 
 
 def scale_pow2(x: Tensor, shift: int, *, out: Tensor | None = None) -> Tensor:
-    """Return x * 2**shift as float32, rounded once if the result is subnormal or too large.
+    """Return x * 2**shift as float32. If the exact result is not a float32 value, it is rounded once.
 
     Args:
         x: A tensor of any shape.

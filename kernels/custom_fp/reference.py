@@ -237,7 +237,7 @@ def hadamard(x: Tensor, size: int, seed: int | None, inverse: bool, out: Tensor)
 
 
 def clamp_shift(shift: int) -> int:
-    """Limit a shift to -1300 to 1300. A larger shift gives the same result as the limit: infinity or zero."""
+    """Clamp a shift to [-1300, 1300]. Shifts outside give the same result as the limit: infinity or zero."""
     return max(-1300, min(1300, shift))
 
 

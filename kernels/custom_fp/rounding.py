@@ -140,7 +140,9 @@ def read_rounding(
         return Rounding(str(word)), Form.CUT, None
     form, bits = Form(found[1] or ""), int(found[2])
     if not 1 <= bits <= form.most_bits or word != form.word(bits):
-        raise ValueError(f"rounding is {word!r}; allowed: {_bits_of(form)}, by the number of random bits")
+        raise ValueError(
+            f"rounding is {word!r}; allowed: {_bits_of(form)}, where the suffix is the number of random bits"
+        )
     return Rounding.STOCHASTIC, form, bits
 
 
@@ -175,11 +177,11 @@ class Overflow(_Word):
 
 @dataclass(frozen=True)
 class Rule:
-    """The parameters of rounding the elements of a tensor. csrc/cpu/kernels.h has a corresponding `Rule`.
+    """How to round the elements of a tensor. `Rule` in csrc/cpu/kernels.h is the C++ counterpart.
 
     Attributes:
-        rounding: The rounding mode. Its name may include a form and a number of bits: `stochastic_8`,
-            `stochastic_even_8`. The rule then stores them in `form` and `bits`.
+        rounding: The rounding mode. Its name may include a form and a number of bits, such as `stochastic_8`
+            and `stochastic_even_8`. The rule then stores them in `form` and `bits`.
         overflow: The overflow mode, which decides what values past the largest one become.
         seed: The seed of stochastic rounding, a signed or unsigned 64-bit integer, or None if it has not been drawn.
         offset: The index of the tensor's first element. With the right offset, a part of a tensor is rounded as it is

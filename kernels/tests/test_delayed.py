@@ -102,7 +102,7 @@ def test_compiled_kernels_give_the_bits_of_the_reference(name, rounding, n):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"history": 0}, "rules[0].history=0: must be a number of steps, 1 to 65536"),
+        ({"history": 0}, "rules[0].history=0: must be a number of steps from 1 to 65536"),
         (
             {"format": "mxfp8_e4m3"},
             "history=2: requires a format with one scale for the tensor, such as fp8_tensor, not mxfp8_e4m3",

@@ -152,7 +152,7 @@ def add_exchange_arguments(parser: argparse.ArgumentParser) -> None:
         "--values", type=int, default=25_000_000, help="number of values (default: 25 million)"
     )
     parser.add_argument(
-        "--repeats", type=int, default=5, help="number of timed turns of each method (default: 5)"
+        "--repeats", type=int, default=5, help="how many times each method is timed (default: 5)"
     )
     parser.add_argument("--exchange-only", action="store_true", help="no training steps")
 

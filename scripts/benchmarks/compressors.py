@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=2**22, help="number of values (default: 2**22)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
-        "--repeats", type=int, default=5, help="number of timed turns of each call (default: 5)"
+        "--repeats", type=int, default=5, help="how many times each call is timed (default: 5)"
     )
     parser.add_argument("--rank", type=int, default=2, help="rank of power_sgd (default: 2)")
     options = parser.parse_args()

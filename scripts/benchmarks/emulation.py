@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=5, help="samples per worker (default: 5)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--repeats", type=int, default=15, help="number of timed turns of each step (default: 15)"
+        "--repeats", type=int, default=15, help="how many times each step is timed (default: 15)"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

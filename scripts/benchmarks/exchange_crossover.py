@@ -220,7 +220,7 @@ def main() -> None:
     add_link_arguments(parser, ranks=[2], rates=["100mbit", "1gbit", "5gbit", LOOPBACK])
     parser.add_argument("--values", type=int, default=4_000_000, help="number of values (default: 4 million)")
     parser.add_argument(
-        "--repeats", type=int, default=7, help="number of timed turns of each method (default: 7)"
+        "--repeats", type=int, default=7, help="how many times each method is timed (default: 7)"
     )
     options = parse_arguments(parser, run_rank)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)

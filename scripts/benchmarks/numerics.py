@@ -236,13 +236,13 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
-        "--log2n", type=int, default=24, help="logarithm of the number of values (default: 24)"
+        "--log2n", type=int, default=24, help="base-2 logarithm of the number of values (default: 24)"
     )
     parser.add_argument(
         "--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads on the CPU"
     )
     parser.add_argument(
-        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+        "--repeats", type=int, default=15, help="how many times each call is timed (default: 15)"
     )
     parser.add_argument(
         "--only",

@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="size of the square operands (default: 1024)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--repeats", type=int, default=15, help="number of timed turns of each call (default: 15)"
+        "--repeats", type=int, default=15, help="how many times each call is timed (default: 15)"
     )
     parser.add_argument(
         "--only", default="", help="make only the tables whose title starts with this text, such as 'forward'"

@@ -26,7 +26,11 @@ def add_link_arguments(parser: argparse.ArgumentParser, *, ranks: list[int], rat
         "--rate", nargs="+", default=rates, help=f"rates of links, as tc spells them, or {LOOPBACK}"
     )
     parser.add_argument(
-        "--loopback", action="store_const", dest="rate", const=[LOOPBACK], help="no link, which needs no root"
+        "--loopback",
+        action="store_const",
+        dest="rate",
+        const=[LOOPBACK],
+        help="use the loopback device instead of slow links, which does not require root",
     )
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
 

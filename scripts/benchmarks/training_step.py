@@ -89,7 +89,7 @@ class AlternatingJournal(Journal):
         self._started = now
 
     def epoch_done(self, *_: Any) -> None:
-        """Do not time the evaluation and the checkpoint as a step."""
+        """Exclude the evaluation and the checkpoint from the timed steps."""
         if not self.loop_s:
             raise RuntimeError("an epoch has ended, but the training loop has not called step_done")
         self._started = None
@@ -138,7 +138,10 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
-        "--steps", type=int, default=200, help="timed steps of each of the two variants (default: 200)"
+        "--steps",
+        type=int,
+        default=200,
+        help="number of timed steps of the training loop, and as many of the plain script (default: 200)",
     )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -56,7 +56,7 @@ def halves() -> np.ndarray:
 
 
 def special(fmt: Tabulated) -> np.ndarray:
-    """Return the values and boundaries of a format, their two float32 neighbors, and the negatives of all of these."""
+    """Return a format's values and boundaries, the float32 neighbors of each, and the negatives of all."""
     at = np.array([*fmt.positive.magnitudes, *fmt.positive.boundaries])
     at = at[np.isfinite(at)].astype(np.float32)
     near = np.concatenate([at, np.nextafter(at, np.float32(np.inf)), np.nextafter(at, np.float32(0))])

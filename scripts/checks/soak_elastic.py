@@ -58,7 +58,7 @@ def main() -> int:
         default=30,
         help="number of epochs of a run (default: 30). A longer run is killed more often.",
     )
-    parser.add_argument("--case", action="append", choices=CASES, help="only this case; can be repeated")
+    parser.add_argument("--case", action="append", choices=CASES, help="run only this case; can be repeated")
     parser.add_argument(
         "--overhead", type=int, metavar="N", help="time N pairs of undisturbed runs instead of killing ranks"
     )

@@ -136,7 +136,7 @@ WRONG = [
     ({"config": {"seed": 1}}, "config has 'seed', which is a separate argument"),
     ({"config": {"norm": "layer"}}, "config has 'norm', which cpdrun does not use to distinguish runs"),
     ({"config": {"case": "a"}}, "config has 'case', which cpdrun does not use to distinguish runs"),
-    ({"config": {"scaling": "x"}}, "config has 'scaling', which has a meaning only with aps=True"),
+    ({"config": {"scaling": "x"}}, "config has 'scaling', which is allowed only with aps=True"),
     ({"config": {"run:state": "done"}}, "config has the key 'run:state'; keys must be printable text without a colon"),
     ({"config": {1: 2}}, "config has the key 1; keys must be"),
     ({"config": {"model": object}}, "config.model is a type; allowed are text, numbers"),

@@ -73,7 +73,7 @@ def test_a_state_that_does_not_fit_is_refused(trained, typed, problem):
 
 def test_a_file_without_the_state_of_an_optimizer_is_refused(trained, tmp_path):
     torch.save(torch.load(trained, weights_only=True)["model"], tmp_path / "w.pt")
-    with pytest.raises(BuildError, match=r"it contains no state of an optimizer under optimizer"):
+    with pytest.raises(BuildError, match=r"it contains no optimizer state under optimizer"):
         build(config_of(f"init_from={tmp_path / 'w.pt'}", "init_optimizer=true", *ADAMW), CPU)
     with pytest.raises(ConfigError, match=r"init_optimizer=true has no effect without init_from=PATH"):
         config_of("init_optimizer=true")

@@ -1,1 +1,1 @@
-"""Interception of a training script: its gradients, its layers, and the models that it saves and loads."""
+"""Intercept what a training script does with gradients, layers, and the models that it saves and loads."""

@@ -126,7 +126,7 @@ class Interceptor:
 
     @property
     def workers(self) -> range:
-        """The workers of this process."""
+        """The numbers of the workers that this process emulates."""
         return self.script.local_workers
 
     def worker(self, w: int, *, divided: bool = False) -> AbstractContextManager[None]:

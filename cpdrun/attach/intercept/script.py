@@ -78,7 +78,7 @@ class Script:
 
     @property
     def local_workers(self) -> range:
-        """The workers of this process."""
+        """The numbers of the workers that this process emulates."""
         return self.workers.local
 
     @property

@@ -227,7 +227,7 @@ class ScriptObserver:
         self._parameters: dict[str, nn.Parameter] = {}
         self._weights: list[Tensor] = []
         self._operands: OperandRecorder | None = None
-        self._group: Any = None  # the process group that is used for statistics
+        self._group: Any = None  # the gloo process group that gathers statistics, created when first needed
 
     def install(self, patches: Patches) -> None:
         """Watch the script. Call this before the script creates optimizers."""

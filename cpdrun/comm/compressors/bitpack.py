@@ -1,9 +1,9 @@
-"""Packing of k-bit integers into dense bytes, row by row, in the little-endian bit order of `custom_fp.pack`.
+"""Pack k-bit integers into bytes without gaps, row by row, in the little-endian order of `custom_fp.pack`.
 
-Codes of up to 8 bits are packed in groups of eight, as the lanes of an int64. Wider codes are packed one after the
-other.
+Codes of fewer than 8 bits are packed eight at a time, as the lanes of an int64. Codes of 8 bits are already
+bytes. Wider codes are packed one by one.
 
-Shapes: W rows, m numbers per row, k bits each, G = ceil(m / 8) groups of eight, which fill k bytes.
+Shapes: W rows, m numbers per row, k bits each, G = ceil(m / 8) groups of eight, each of which fills k bytes.
 """
 
 import torch

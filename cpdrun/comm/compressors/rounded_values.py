@@ -64,7 +64,7 @@ class Rounded(Compressor):
         head_Wx2 = data_WxM[:, :SHIFT_BYTES].clone(memory_format=torch.contiguous_format)
         shift_Wx1 = head_Wx2.view(torch.int16).int()
         value_Wxn = self._unpack(data_WxM[:, SHIFT_BYTES:], n)
-        if _are_moderate(shift_Wx1):  # The product is then rounded only once in float32, too.
+        if _are_moderate(shift_Wx1):  # A float32 multiplication then rounds only once, too.
             return value_Wxn * torch.ldexp(torch.ones_like(value_Wxn[:, :1]), -shift_Wx1)
         return torch.ldexp(value_Wxn.double(), -shift_Wx1).float()
 

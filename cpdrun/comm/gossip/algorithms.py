@@ -94,7 +94,7 @@ class Choco(Gossip):
         return weights
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the names under which `memory` contains the copies x^_i and their weighted sums s_i."""
+        """Return the names under which `memory` stores the copies x^_i and their weighted sums s_i."""
         return "copy", "mean_copy"
 
     def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:
@@ -133,7 +133,7 @@ class DeepSqueeze(Gossip):
         self.eta = checked_eta(eta)
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the name under which `memory` contains the compression errors."""
+        """Return the name under which `memory` stores the compression errors."""
         return ("lacking",)
 
     def mix(self, x_WxD: Tensor, *, step: int, epoch: int) -> None:
@@ -174,7 +174,7 @@ class PushSum(Gossip):
         return topology.push_matrices(world_size)
 
     def remembered(self) -> tuple[str, ...]:
-        """Return the name under which `memory` contains the numerators x_i."""
+        """Return the name under which `memory` stores the numerators x_i."""
         return ("numerator",)
 
     def begin(self, rows: WeightLayout, x_WxD: Tensor) -> None:

@@ -369,7 +369,7 @@ class Gossip(ABC):
         return {"bytes_sent": self.bytes_sent, "memory": self.workers.gather(mine)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state of this rank's workers, after `begin`."""
+        """Load the state of this rank's workers. Call this after `begin`."""
         self.bytes_sent = state["bytes_sent"]
         for i, w in enumerate(self.mine):
             for name, x_WxD in self.memory.items():

@@ -54,7 +54,7 @@ class ReduceScatter(_fsdp_api.ReduceScatter):
         """Return the synchronization that sums these parameters' gradients, and their layer indices in it."""
 
     def workers(self, ranks: int) -> int:
-        """Return the number of gradients that are averaged."""
+        """Return the number of workers over which gradients are averaged."""
         return ranks
 
     def done(self, params: Sequence[Any]) -> None:

@@ -207,10 +207,10 @@ def _take_from(first: int, tensor: Tensor, group: dist.ProcessGroup | None) -> N
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters by name.
 
-    The names do not contain the parts that torch.compile and activation checkpointing add.
+    What torch.compile and activation checkpointing add to the names is removed.
 
     Raises:
-        ValueError: The model is not supported.
+        ValueError: The model has no trainable parameters, or LocalSteps does not support it.
     """
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):

@@ -45,9 +45,9 @@ def sum_exponent(magnitude: float, summands: int) -> int:
 
 
 def agreement_bytes(values: int, machines: int) -> int:
-    """Return the number of bytes, rounded up, that each machine sends in a ring all-reduce of this many int32 values.
+    """Return the number of bytes that each machine sends to agree on this many magnitudes, rounded up.
 
-    The machines use such an all-reduce to agree on magnitudes.
+    The machines use a ring all-reduce of one int32 value per magnitude.
     """
     return ceil_div(2 * (machines - 1) * 4 * values, machines)
 

@@ -36,8 +36,9 @@ class Level:
 
     Attributes:
         groups: For each group, the indices of the values that it adds, among the results of the level below.
-        marks: For each group, a suffix for the names of layers. The name with the suffix identifies the random numbers
-            and the stored magnitudes of a layer in that group. The only group of the last level has an empty suffix.
+        marks: For each group, a suffix for the names of layers. The name with the suffix identifies a layer's
+            random numbers and stored magnitudes in that group. In the last level, which has only one group,
+            the suffix is empty.
         first: Whether this is the first level, which adds the gradients of workers.
     """
 

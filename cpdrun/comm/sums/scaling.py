@@ -53,7 +53,7 @@ class ScalingRule(ABC):
 
 
 class NoScaling(ScalingRule):
-    """A rule that never scales. All shifts are 0. It is the baseline of the other rules."""
+    """A rule that never scales: all shifts are 0. The other rules are compared with it."""
 
     magnitudes = NoMagnitudes
 

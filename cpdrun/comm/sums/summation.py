@@ -90,7 +90,7 @@ class Layers:
         return list(self.stacks[p][i]) if self.shards and self.shards.apart else [self.stacks[p][i]]
 
     def together(self) -> Layers:
-        """Return the same layers with gradients of shape (L, n), without padding."""
+        """Return these layers with each gradient as one tensor of shape (L, n), without padding."""
         if not (self.shards and self.shards.apart):
             return self
         pairs = zip(self.stacks, self.numels, strict=True)

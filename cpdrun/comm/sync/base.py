@@ -63,8 +63,8 @@ class GradientSync(ABC):
     def wire_bytes(self) -> dict[str, int]:
         """Return the payload bytes of the latest `reduce_stacked` call, without the headers of the transport.
 
-        If a scaling rule is used, both numbers include the bytes with which the workers agree on shifts: one value of 4
-        bytes for each layer in each group of workers, in a ring all-reduce.
+        If a scaling rule is used, both numbers include the bytes that the workers send to agree on shifts: a
+        ring all-reduce of one 4-byte value per layer, in each group of workers.
 
         Returns:
             A dictionary with two keys.

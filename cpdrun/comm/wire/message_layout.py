@@ -266,7 +266,7 @@ class Layout:
 
     @cached_property
     def pieces(self) -> list[list[list[PackedSlice]]]:
-        """The packed slices of each segment of each shard."""
+        """The packed slices: `pieces[shard][segment]` is the list of the slices in a segment of a shard."""
         return [self._cut(owned) for owned in self.slices]
 
     @cached_property

@@ -107,7 +107,7 @@ def _write(folder: Path, train: bytes, test: bytes, vocab: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, text in (("train", train), ("test", test)):
         np.save(folder / f"{name}.npy", _encoded(tokenizer, list(_pieces(text))))
-    # The library represents each byte as one letter of an alphabet of 256, so the length of a token is its bytes.
+    # The library represents each byte as one of 256 characters, so len() of a token is its number of bytes.
     lengths = [len(tokenizer.id_to_token(i)) for i in range(tokenizer.get_vocab_size())]
     np.save(folder / "lengths.npy", np.array(lengths, dtype=np.uint16))
 

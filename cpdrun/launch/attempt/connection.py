@@ -150,7 +150,7 @@ class Starter:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(
                         engine, signal.SIGKILL
-                    )  # An engine that a signal has stopped does not see the shutdown.
+                    )  # An engine suspended by a signal (such as SIGSTOP) does not notice the shutdown.
 
     def _started(self, pid: int) -> None:
         self.engine = pid

@@ -84,9 +84,9 @@ def _run_ranks(command: list[str], nproc: int, threads: int, folder: Path) -> No
         LaunchError: A rank failed, or the ranks did not end within LIMIT_S.
     """
     with contextlib.ExitStack() as stack:
-        # Rank 0 listens at this port some seconds later. Until then, the bound socket prevents other programs from
-        # using the port. Rank 0 can bind the same port, because torch's store also sets SO_REUSEADDR and this socket
-        # does not listen.
+        # Rank 0 starts to listen on this port a few seconds later. Until then, the bound socket prevents
+        # other programs from using the port. Rank 0 can bind the same port, because torch's store also sets
+        # SO_REUSEADDR and this socket does not listen.
         reserved = stack.enter_context(socket.socket())
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))

@@ -132,7 +132,7 @@ def _gpus() -> Finding:
 
 
 def _results(folder: Path) -> Finding:
-    """Check whether `folder`, or its first parent that exists, can be written, and how much space is free."""
+    """Check whether `folder`, or its nearest existing parent, is writable and has enough free space."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         probe_file = there / ".cpdrun-doctor"

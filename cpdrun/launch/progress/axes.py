@@ -43,9 +43,10 @@ def values_in(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, str]:
 
 
 def values_not_in_name(name: str, values: Mapping[str, str]) -> list[str]:
-    """Return `key=value` for each axis whose value the name of the run does not contain.
+    """Return `key=value` for each axis whose value is not in the name of the run.
 
-    The recipe is looked up in the name, because names from former versions of cpdrun do not contain it.
+    Of the keys in `IN_NAMES`, only the recipe is looked up in the name, because names from earlier versions
+    of cpdrun do not contain it.
     """
     return [
         f"{key}={value}"

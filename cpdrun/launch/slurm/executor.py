@@ -3,9 +3,9 @@
 The executor writes the script `results/<sweep>/array.sbatch` and submits it. Users can edit the script and submit it
 themselves. Slurm copies a script at submission, so a later change does not affect submitted jobs.
 
-Slurm sends SIGUSR1 to an element before its time limit. The agent then requests the ranks to save a checkpoint, and
-requeues the element. The launcher only watches the queue, so the array continues if the launcher ends, for example with
-`--no-wait` or after SIGKILL.
+Slurm sends SIGUSR1 to an element before its time limit. The agent then tells the ranks to save a checkpoint,
+and requeues the element. The launcher only watches the queue, so the array continues if the launcher ends,
+for example with `--no-wait` or after SIGKILL.
 """
 
 import getpass

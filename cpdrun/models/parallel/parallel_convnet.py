@@ -28,7 +28,7 @@ from cpdrun.comm.model_parallel import GatherBatch, ModelWorkers, ReplicatedWeig
 from cpdrun.comm.workers import Workers
 from cpdrun.models.parallel.mlp import ParallelMLP
 
-POOLED = 4  # the height and width of the features before the fully connected layers
+POOLED = 4  # the height and width of the feature maps that enter the fully connected layers
 
 
 class ParallelConvNet(nn.Module):

@@ -100,7 +100,7 @@ class MetricAxis:
             )
 
     def point(self, x: float, group: Group, style: Style, verdict: Verdict | None = None) -> None:
-        """Draw a group's mean gap as a marker and the interval of the gap as an error bar."""
+        """Draw a marker at a group's mean gap, and the gap's interval as an error bar (see `span`)."""
         mean, low, high = span(self.study, group)
         axes, text = self.at(mean), describe_group(self.study, group)
         look = marker_style(self.study, group, style, verdict)
@@ -157,7 +157,7 @@ class MetricAxis:
             color=ink(color),
             path_effects=_HALO,
             zorder=5,
-            in_layout=False,  # The layout is computed faster without the texts inside the axes.
+            in_layout=False,  # Leaving out the text inside the axes makes the layout faster.
         )
         part_of(written, describe_group(self.study, group))
 

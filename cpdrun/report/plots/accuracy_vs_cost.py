@@ -112,7 +112,7 @@ def draw_sent(study: Study) -> Figure:
     if why := sends_alike_text(study):
         raise NotDrawnError(why)
     if has_baseline_per_case(study):
-        raise NotDrawnError("each case has its own baseline, so methods have none in common")
+        raise NotDrawnError("each case has its own baseline, so the methods share no baseline")
     panels = []
     for facet in by_setting(study):
         groups = [group for group in facet.groups if group.values and group.wire_bytes > 0]
@@ -135,7 +135,7 @@ def draw_sent(study: Study) -> Figure:
 
 
 def draw_step_time(study: Study) -> Figure:
-    """Draw the metric against the predicted time of a step, per setting and network.
+    """Draw the metric against the predicted step time, with one panel per setting and network.
 
     Raises:
         NotDrawnError: There is no usable calibration, or there are no two methods to compare.

@@ -21,14 +21,14 @@ from cpdrun.study.verdicts import MARKS, Kind
 
 # The plot is drawn only if a candidate has at least this many pairs. A table shows fewer pairs just as well.
 FEWEST_PAIRS = 4
-# Evidence is drawn up to this value. The evidence against a bad format can reach hundreds.
+# Evidence beyond this value is drawn at this value, because evidence against a bad format can reach hundreds.
 _MOST = 8.0
 # Named cases have no strategy, so their styles show the verdicts.
 _OF_CASES = {Kind.CERTIFIED: WITH_APS, Kind.REFUTED: WITHOUT_APS, Kind.OPEN: FP32, Kind.NOT_TESTED: FP32}
 
 
 def draw(study: Study) -> Figure:
-    """Draw the evidence, with a panel per facet that has candidates with several pairs.
+    """Draw the evidence, with a panel for each facet in which some candidate has several pairs.
 
     Raises:
         NotDrawnError: No candidate has `FEWEST_PAIRS` pairs.

@@ -133,7 +133,7 @@ class ScreenQuestion(Screen):
         return found
 
     def most_runs(self) -> int:
-        """Return the maximum number of runs of this and later rounds."""
+        """Return the maximum total number of runs in this round and all later rounds."""
         depths = [len(self.settings.low[self.factors[i].role]) for i in self.varied]
         counts = [
             sum(depth >= n for depth in depths) for n in range(self.number + 1, self.settings.rounds + 1)

@@ -135,9 +135,9 @@ class ExactGradients(Gradients):
 
 
 class BatchedGradients(Gradients):
-    """Computes all workers of this rank in one pass.
+    """Computes the gradients of all workers of this rank in one pass.
 
-    Dropout uses one mask for all workers of a pass. The mask depends on (seed, step, number of the pass).
+    Dropout draws the masks of all workers of a pass at once. They depend on (seed, step, number of the pass).
 
     Raises:
         CannotBatchError: vmap cannot run the model. This error is raised at the first step.

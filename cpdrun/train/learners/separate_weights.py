@@ -187,7 +187,7 @@ class GossipWeights(SeparateWeights):
         return [p.detach() * factors[id(p)] for p in step.parameters]
 
     def test_samples(self) -> int:
-        """Return the number of test samples of each worker. The averaged model uses all."""
+        """Return the number of test samples for each worker. The averaged model is tested on all samples."""
         return min(len(self.parts.data.test), self.gossip.worker_test_samples or len(self.parts.data.test))
 
     def topology(self) -> dict[str, float]:

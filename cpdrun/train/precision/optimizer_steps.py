@@ -196,7 +196,7 @@ class FormatWeights(Float32Weights):
             parameters[i].copy_(parameters[i].double() + changes[i])
 
     def extra_bytes(self) -> int:
-        """Return the bytes of the compensations."""
+        """Return the number of bytes of the Kahan compensations."""
         return sum(
             storage_bytes(c, fmt) for c, fmt in zip(self.update.compensations, self.formats, strict=False)
         )

@@ -246,6 +246,6 @@ def _check_weight_storage(rules: Rules, master_weights: bool, update_rounding: s
             )
         if rounding.aps:
             raise ValueError(
-                "precision.aps=true scales every weight tensor by a shift, which an update would change. Set "
-                "precision.master_weights=true"
+                "precision.aps=true scales every weight tensor by a power of two, which every update would "
+                "change. Set precision.master_weights=true"
             )

@@ -1,1 +1,1 @@
-"""Checks before a run starts: its parts, its first sample, the products that rules apply to, and this machine."""
+"""Check a run's parts, first sample, products that rules apply to, and machine before the run starts."""

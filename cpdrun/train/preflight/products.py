@@ -76,7 +76,7 @@ def step_operations(parts: Parts, batch_size: int) -> dict[str, Any] | None:
         return None
     try:
         by_format, operand_bits, uncounted = _operations_by_format(parts)
-    except Exception as error:  # an error of the model must not fail a run that is complete
+    except Exception as error:  # an error in the model must not turn a complete run into a failed one
         return {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]}
     by_format = {kind: batch_size * n for kind, n in by_format.items()}
     return operations_entry(by_format, batch_size * operand_bits, uncounted)

@@ -48,7 +48,7 @@ SAFETENSORS = {
 
 @dataclass(frozen=True)
 class InitFrom:
-    """The settings of initial weights.
+    """Settings for loading initial weights.
 
     Attributes:
         path: The file.
@@ -166,7 +166,7 @@ def _optimizer_state(content: object) -> dict[str, Any]:
     for state in found:
         if isinstance(state, dict) and state.keys() >= {"state", "param_groups"}:
             return state
-    raise ValueError("it contains no state of an optimizer under " + ", ".join(OPTIMIZER_PLACES))
+    raise ValueError("it contains no optimizer state under " + ", ".join(OPTIMIZER_PLACES))
 
 
 def _optimizer_differences(optimizer: Optimizer, saved: Mapping[str, Any]) -> str:

@@ -58,7 +58,7 @@ _POWER_F = [
 ]
 
 _LIFT = 64  # float32 subnormals times 2^64 are normal
-_SMALL = 2048  # the largest tensor for which processing single elements is faster than a histogram
+_SMALL = 2048  # up to this many elements, processing them one by one is faster than a histogram
 
 
 def tables(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

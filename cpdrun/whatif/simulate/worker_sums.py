@@ -188,7 +188,7 @@ def _run(
 
 
 def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> SumAccuracy:
-    n = values_Nxn.shape[1]  # any elements after the first n are extremes
+    n = values_Nxn.shape[1]  # results may have further elements, which come from the appended extremes
     exact = values_Nxn.astype(np.float64).sum(0)
     came, first_exact = result[:n].astype(np.float64), values_Nxn[:2].astype(np.float64).sum(0)
     first = first[:n].astype(np.float64)
@@ -205,14 +205,14 @@ def _squares(values_Nxn: np.ndarray, result: np.ndarray, first: np.ndarray) -> S
 
 @dataclass
 class MultiStepSums:
-    """Accumulate the sums over workers over several steps.
+    """The sums over workers, accumulated over several steps.
 
     Attributes:
         feedback: The residuals of the workers' error feedback; None without error feedback.
-        came: For each layer, the computed sums added over the steps, (n,) float64.
-        exact: For each layer, the exact sums added over the steps, (n,) float64.
+        came: For each layer, the total of the computed sums over all steps, (n,) float64.
+        exact: For each layer, the total of the exact sums over all steps, (n,) float64.
         weights: The number of elements of each layer per sampled element; 0 for an empty layer.
-        steps: The steps that were added.
+        steps: The steps whose sums have been added.
     """
 
     feedback: ErrorFeedback | None

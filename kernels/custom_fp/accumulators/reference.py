@@ -103,7 +103,7 @@ class Dot:
         return torch.zeros(self.out.shape, dtype=torch.float64, device=self.out.device)
 
     def term(self, k: int) -> Tensor:
-        """Return product k of each dot product."""
+        """Return the k-th product of each dot product, rounded if the accumulator rounds products."""
         product = self.a[:, :, k, None].double() * self.b[:, k, None, :].double()
         product = product.expand(self.out.shape)
         fmt = self.how.product_format
@@ -164,7 +164,10 @@ class Dot:
         return acc
 
     def aligned(self, acc: Tensor, terms: range) -> Tensor:
-        """Return Q(acc + exact products), with all terms truncated below 2**(E - width). A sum of zero is +0."""
+        """Return Q(acc + exact products), where all terms are truncated below 2**(E - width).
+
+        E is the largest exponent (see `width` and `join` of `Accumulator`). A sum of zero is +0.
+        """
         plain, past = acc, torch.zeros_like(acc)
         for k in terms:
             plain = plain + self.term(k)  # infinite or NaN only if a term is; finite sums stay below 2**300
@@ -346,7 +349,7 @@ def exact_sum(terms: list[Tensor], like: Tensor) -> Tensor:
         top = (limbs[..., i] << _LIMB) | below[0]  # at least 31 bits if limb i is the first nonzero limb
         more = (
             53 - _LIMB - torch.frexp(limbs[..., i].double()).exponent.long()
-        )  # number of missing bits, or, if negative, of excess bits
+        )  # number of bits that `top` lacks; negative if it has too many
         room, drop = more.clamp(min=0), (-more).clamp(min=0)
         kept = (top << room | below[1] >> _LIMB - room) >> drop
         lost = top & (one << drop) - 1 | below[1] & (one << _LIMB - room) - 1 | rest

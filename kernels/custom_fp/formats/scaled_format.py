@@ -281,7 +281,7 @@ class ScaledFormat(NumberFormat):
 
     @cached_property
     def parts(self) -> tuple[int | float | bool, ...]:
-        """The members of `Scaling` in csrc/tiles/tiles.h, in order. Each has 4 bytes."""
+        """The values of the members of `Scaling` in csrc/tiles/tiles.h, in order. Each member has 4 bytes."""
         of, scale = self.element, self.scale.format
         assert isinstance(of, Format | Integer)
         return (
@@ -496,7 +496,7 @@ def _split(name: str) -> tuple[str, _Base, list[str]] | None:
 
 
 def _scale(base: _Base, options: Mapping[str, Any]) -> Scale:
-    """Return the scales of a base after the given options are applied."""
+    """Return the scales of a base, changed by the given options."""
     scale, fmt = base.scale, options.get("format", base.scale.format.name)
     if fmt != scale.format.name and scale.how.is_power:
         scale = replace(scale, format=ScaleFormat.parse(fmt), rule=BY_FORMAT)

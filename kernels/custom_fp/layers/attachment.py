@@ -109,7 +109,7 @@ class Attached:
         return _plain_tree(this, {})
 
     def _parts(self) -> tuple:
-        """Return the parts from which an object of this class can be recreated, as `__reduce_ex__` does."""
+        """Return a tuple like that of `object.__reduce_ex__`, from which the object can be recreated."""
         parts: Any = super().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         make, arguments, *state = parts
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]

@@ -116,8 +116,8 @@ class Contraction:
     def parse(cls, equation: str, dims: list[int]) -> Contraction | None:
         """Parse an equation. Return None if a single batched matrix product cannot compute it.
 
-        A batched matrix product cannot compute an equation that does not have exactly two operands, that repeats a
-        dimension within an operand, or that sums over a dimension of only one operand.
+        A batched matrix product requires that the equation has exactly two operands, that no operand repeats
+        a dimension, and that each dimension that is summed over belongs to both operands.
 
         Args:
             equation: An equation of torch.einsum.

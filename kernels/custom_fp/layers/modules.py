@@ -105,7 +105,7 @@ class Quantized:
 
     @property
     def active_arithmetic(self) -> Arithmetic:
-        """The arithmetic for the layer's mode. In evaluation, nothing is rounded stochastically."""
+        """The arithmetic for the layer's mode. In evaluation mode, no rounding is stochastic."""
         return self.arithmetic if self.training else self.arithmetic.evaluated
 
     def extra_repr(self) -> str:

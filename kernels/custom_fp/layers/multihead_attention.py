@@ -61,7 +61,7 @@ class QuantMultiheadAttention(Quantized, nn.MultiheadAttention):
             batch = 0 if self.batch_first else 1
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
-            if query is key is value:  # keep them the same tensor, so that one product projects all three
+            if query is key is value:  # keep one tensor, so that one product projects all three
                 inputs = (query.unsqueeze(batch),) * 3
             else:
                 inputs = query.unsqueeze(batch), key.unsqueeze(batch), value.unsqueeze(batch)

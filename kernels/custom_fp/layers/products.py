@@ -374,8 +374,9 @@ def _can_overwrite(x: Tensor) -> bool:
 
 # ---- kernels
 #
-# A kernel computes the three products from x, w and the gradient of y, in float32. `input_gradient` uses only the shape
-# of x, and `weight_gradient` only the shape of w. `along` rounds an operand along the dimension that is summed over.
+# A kernel computes the three products from x, w and the gradient of y, in float32. `input_gradient` uses only
+# the shape of x, and `weight_gradient` only the shape of w. `along` rounds an operand of a product along the
+# dimension that the product sums over.
 
 Along = Callable[[Tensor, int], Tensor]
 

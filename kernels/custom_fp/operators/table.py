@@ -44,7 +44,7 @@ from custom_fp.operators.checks import (
 from custom_fp.operators.registration import Derivative, Plan, operator
 from custom_fp.rounding import Rounding, Rule
 
-FormatLike = NumberFormat | str  # a format, its name, or its text from `names.spelled`
+FormatLike = NumberFormat | str  # a format, its name, or what `names.spelled` returns for it
 
 NO_EXPONENT = -(1 << 31)  # torch.ops.custom_fp.max_exponent returns this if all finite elements are zero
 _ON_CPU = torch.empty(0, device="cpu")

@@ -299,7 +299,7 @@ class MacCounter(TorchDispatchMode):
         return (module, layer.part) in self.called
 
     def coverage(self) -> Coverage:
-        """Return the coverage of what has run in this context."""
+        """Return the coverage of the operators that have run in this context."""
         placed = [layer for each in dict.fromkeys(self.placements.values()) for _, layer in each.placed]
         never = [self.places[x] for x in placed if x.part is None and not self.was_called(x)]
         return Coverage(self.macs, never, list(self.uncounted))

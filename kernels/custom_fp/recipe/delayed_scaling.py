@@ -73,7 +73,7 @@ class History:
 
     @property
     def seen(self) -> Tensor:
-        """The largest magnitude of the current step so far, or NOTHING, as a 0-d tensor."""
+        """The largest magnitude so far in the current step, or NOTHING if there is none, as a 0-d tensor."""
         return self.magnitudes[0]
 
     @property

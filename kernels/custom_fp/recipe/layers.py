@@ -101,7 +101,7 @@ class Layer:
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The names that select the layer as a part of the model, such as output_head or router.linear()."""
+        """The names that select the layer as a model part, such as output_head or router.linear()."""
         if self.model_part is None:
             return ()
         return (self.model_part if self.part is None else f"{self.model_part}.{self.part}",)

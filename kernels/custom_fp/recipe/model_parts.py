@@ -1,4 +1,7 @@
-"""Find the parts of a model for which recipes have separate rules: output heads, routers and layers after attention."""
+"""Find the parts of a model that have their own rules in recipes.
+
+These parts are output heads, routers, and the output projections of attention.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def _output_heads(names: dict[nn.Module, str]) -> list[nn.Module]:
         is_last_child = layer is layers[-1] and len(path) < 2
         has_usual_name = bool(path) and path[-1] in HEAD_NAMES and not any(map(str.isdigit, path))
         if is_last_child or has_usual_name:
-            heads[".".join(path)] = layer  # the last layer of a Sequential replaces the others
+            heads[".".join(path)] = layer  # of a Sequential, keep only the last layer
     return list(heads.values())
 
 

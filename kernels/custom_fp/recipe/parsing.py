@@ -284,7 +284,7 @@ def _history(typed: str, roles: Sequence[str], given: Mapping[str, Any]) -> int 
     if steps is None:
         return None
     if not _is_count(steps) or not 1 <= steps <= MAX_HISTORY:
-        raise ValueError(f"{typed}.history={steps}: must be a number of steps, 1 to {MAX_HISTORY}")
+        raise ValueError(f"{typed}.history={steps}: must be a number of steps from 1 to {MAX_HISTORY}")
     if not set(roles) <= set(OPERAND_ROLES):
         raise ValueError(
             f"{typed}.history={steps}: only operands can have a history ({', '.join(OPERAND_ROLES)})"

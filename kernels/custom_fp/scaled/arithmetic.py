@@ -3,9 +3,9 @@
 formats/scaled_format.py defines the results. Compiled code rounds the elements if it is available (elements.py), so
 formats without their own kernels are fast, too.
 
-The compiled backends give bit-identical results. A backend is a subclass of `ScaledReference`, which calls the kernels
-of the backend where they exist, and otherwise uses PyTorch. Inputs are rounded to float32 first. A tensor without
-elements has no blocks, but it can have a scale of the whole tensor.
+The compiled backends give bit-identical results. Each backend is a subclass of `ScaledReference`
+that calls its own kernels where they exist and otherwise uses PyTorch. Inputs are rounded to float32 first. A
+tensor without elements has no blocks, but it can have a scale for the whole tensor.
 
 Shapes: B blocks of K elements, in the order of the scales. Blocks at an edge are padded with zeros.
 """

@@ -24,7 +24,8 @@ from custom_fp.scaled.arithmetic import NEAREST, ScaledReference
 from custom_fp.scaled.search import search_of
 
 NOTHING = np.uint64(0)
-# For longer blocks, PyTorch computes the largest magnitude first, because one warp would take too long.
+# If a tensor is a single block longer than this, PyTorch computes its largest magnitude first, because one
+# warp would take too long.
 WHOLE = 1 << 14
 RUNS = (16, 32, 64, 128)  # sizes of contiguous blocks that have their own kernels
 GROUP = 128  # the number of elements whose random bits come from the same random words
@@ -104,7 +105,7 @@ def _round(kind: str, fmt: ScaledFormat, layout: Layout, x: Tensor, *out: Tensor
 
 
 def _ends(kind: str, x: Tensor) -> Tensor:
-    """Return the largest magnitude, or NaN. For affine integers, append min(x, 0) and max(x, 0)."""
+    """Return the largest magnitude (NaN if any), and for affine integers also min(x, 0) and max(x, 0)."""
     low, high = (end.to(torch.float32) for end in torch.aminmax(x))
     largest = torch.maximum(low.abs(), high.abs())
     return largest if kind == "codebook" else torch.stack([largest, low.clamp(max=0.0), high.clamp(min=0.0)])

@@ -1,9 +1,9 @@
 """Find binades in which rounding to a table is the same as adding and then subtracting a constant.
 
 Adding 1.5 * 2**(u + 23) to a float32 below 2**(u + 22) and subtracting it again rounds to the nearest multiple of 2**u,
-with ties to even. If a table's step function equals this in a whole binade, for both signs, csrc/tabulated/cpu_lanes.h
-computes it in this way. Both functions are monotonic, so they are equal everywhere if they are equal at the ends of the
-binade and on both sides of every threshold.
+with ties to even. If a table's step function gives the same results in a whole binade, for both signs,
+csrc/tabulated/cpu_lanes.h adds and subtracts the constant instead. Both functions are monotonic, so they are
+equal everywhere if they are equal at the ends of the binade and on both sides of every threshold.
 """
 
 from __future__ import annotations

@@ -90,7 +90,11 @@ def _bits(values: np.ndarray) -> np.ndarray:
 
 
 def _steps(fmt: Tabulated, half: Half, rule: Rule, kind: int) -> _Steps:
-    """Return the step function of a half: its values, the result of overflow if there is one, infinity and NaN."""
+    """Return the step function for the numbers of one sign.
+
+    Its results are the values of the half, the result of overflow (if there is one), and those for infinity
+    and NaN.
+    """
     after = outcome(fmt, half, rule)
     magnitudes = _bits(np.array(half.magnitudes)).astype(np.int64)
     values = [half.zero, *(half.sign * value for value in half.magnitudes[1:])]
@@ -154,9 +158,11 @@ def _distances(fmt: Tabulated, half: Half) -> tuple[np.ndarray, np.ndarray, np.n
 
 @dataclass(frozen=True)
 class _Cells:
-    """The cells into which the magnitudes of both signs are divided. Each contains at most one threshold.
+    """The cells into which float32 numbers are divided by sign and magnitude.
 
-    `half` is the number of cells of each sign. Shapes: thresholds (2, half), places (2, half, 2).
+    Each cell contains at most one threshold. `half` is the number of cells per sign. `thresholds` (2, half)
+    contains the threshold of each cell. `places` (2, half, 2) contains the indices of the results at the
+    lower and upper end of each cell.
     """
 
     by_octave: bool

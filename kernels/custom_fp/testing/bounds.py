@@ -105,7 +105,10 @@ def _grid(x: Tensor) -> Tensor:
 
 
 class _Elements:
-    """Compute the bounds of E elements together. Shapes: E elements, G segments of K, B blocks, T terms of a block."""
+    """Compute the bounds of E elements at once.
+
+    Shapes use these sizes: E elements, G segments of K, B blocks of a segment, T terms of a block.
+    """
 
     def __init__(self, problem: Problem, place: Place, exponents: tuple | None, grids: tuple):
         self.problem, self.place = problem, place

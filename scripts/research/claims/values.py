@@ -89,7 +89,11 @@ def read_runs(sweep: SweepDir) -> Values | None:
 
 
 def read_values(folder: Path) -> Values | None:
-    """Return the stored values of a reference, or None if it has none. Raises ReportError for a damaged file."""
+    """Return the values stored in a reference's folder, or None if there are none.
+
+    Raises:
+        ReportError: The file is damaged.
+    """
     path = folder / VALUES
     if not path.is_file():
         return None

@@ -50,7 +50,7 @@ class AnyFormat:
 
     @cached_property
     def facts(self) -> list[Truth]:
-        """Return the conditions that the parameters of a format fulfill."""
+        """The conditions that the unknown parameters satisfy because they belong to a valid format."""
         field = self.max_code >> self.m
         emax = where(field.equals(0), self.emin - 1, self.emin - 1 + field)
         flags = list(self.unknown.values())[3:]

@@ -1,10 +1,11 @@
-"""Predict the speed-up of AlexNet on 96 GPUs with 8 bits instead of 32, as Dettmers (arXiv:1511.04561) does.
+"""Predict the speed-up of AlexNet on 96 GPUs that send 8 bits per value, not 32 (Dettmers, arXiv:1511.04561).
 
     python scripts/research/speedup/alexnet_96gpu.py [--assumptions FILE.yaml] [--out FOLDER]
 
 The script prints a Markdown page. With --out, it writes the page, a picture and a table to the folder. The assumptions
-are in alexnet_96gpu.yaml. To study another case, copy the file and change its numbers. The formulas are those of the
-cost model and of model_parallel.py. The script takes some seconds. The result is in results/reference/costmodel.
+are in alexnet_96gpu.yaml. To study another case, copy the file and change its numbers. The formulas are
+those of the cost model and of model_parallel.py. The script takes a few seconds. The result is in
+results/reference/costmodel.
 """
 
 import argparse
@@ -217,7 +218,7 @@ def _against_workers(case: Case) -> Iterator[str]:
 
 
 def draw(case: Case, path: Path) -> None:
-    """Draw the speed-up against workers, one panel for each scheme, with the two points of the abstract."""
+    """Draw the speed-up by number of workers, one panel per scheme, with the abstract's two values."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -21,7 +21,10 @@ _NAME = re.compile(r"(?:p3109_k|binary)([1-9][0-9]?)p([1-9][0-9]?)([su])([ef])")
 
 @dataclass(frozen=True)
 class P3109(Tabulated):
-    """A format of K = 2 to 16 bits and precision P = 1 to K (or K - 1 with a sign), also called binary8p3se."""
+    """A format such as p3109_k8p3se, also called binary8p3se.
+
+    The number of bits, K, is 2 to 16. The precision, P, is 1 to K, or 1 to K - 1 with a sign.
+    """
 
     LOOKS_LIKE: ClassVar = "p3109_k8p3se ..."
     PURPOSE: ClassVar = (
