@@ -34,7 +34,7 @@ install both (on Debian and Ubuntu: apt install g++ python3-dev) and run make de
 endef
 
 # The tests of the launcher mostly wait, so they run at the same time as the others. Their output is printed at the end.
-# With one thread per process, no process waits busily for threads that other processes keep from running.
+# Each process has one thread, because the threads of many processes would delay each other.
 test: $(DEV)
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-launch test-rest
 

@@ -1,9 +1,9 @@
 """Test the measured errors of block sizes."""
 
-import csv
-import sys
+import importlib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -12,31 +12,22 @@ STORED = ROOT / "results" / "reference" / "numerics" / "block_sizes.csv"
 
 
 @pytest.fixture
-def errors_of(monkeypatch):
+def script(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts" / "research" / "formats")
-    import block_sizes
-
-    yield block_sizes.errors_of
-    sys.modules.pop("block_sizes")
+    return importlib.import_module("block_sizes")
 
 
-def test_small_blocks_of_small_values_have_large_errors(errors_of):
+def test_small_blocks_of_small_values_have_large_errors(script):
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
-    wide, narrow = errors_of([x]), errors_of([x * 2.0**-7])
+    wide, narrow = script.errors_of([x]), script.errors_of([x * 2.0**-7])
     assert wide["error of 8 / 16"] < 1 and wide["error of 16 / 32"] < 1
     assert narrow["error of 8 / 16"] > 1 and narrow["error of 16 / 32"] > 1
     assert narrow["error of 16, ue5m3"] == pytest.approx(wide["error of 16, ue5m3"])
 
 
-def test_gaussian_rows_of_the_stored_table_are_reproduced(errors_of):
-    with STORED.open() as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    standard = torch.randn(384, 1536, generator=torch.Generator().manual_seed(0))
-    stored = {row["part"]: row for row in rows if row["values"] == "Gaussian"}
-    assert len(stored) == 6 and sum(row["values"] == "MiniLM" for row in rows) == 8
-    row = stored["deviation 0.01"]
-    assert errors_of([standard * 0.01]) == {
-        key: pytest.approx(float(value), rel=1e-3)
-        for key, value in row.items()
-        if key not in ("values", "part")
-    }
+def test_gaussian_rows_of_the_stored_table_are_reproduced(script):
+    table = pd.read_csv(STORED, comment="#", index_col=["values", "part"])
+    stored, numbers = table.loc["Gaussian"], script.gaussian_numbers()
+    assert list(stored.index) == list(numbers) and len(table.loc["MiniLM"]) == 8
+    for part, tensors in numbers.items():
+        assert script.errors_of(tensors) == pytest.approx(dict(stored.loc[part]), rel=1e-3), part

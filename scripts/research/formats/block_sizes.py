@@ -11,7 +11,6 @@ al., arXiv 2601.19026). Blocks of 16 values with ue5m3 scales, which have more r
 The error is the norm of the rounding errors divided by the norm of the values.
 """
 
-import argparse
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -49,12 +48,18 @@ def errors_of(tensors: list[Tensor]) -> dict[str, float]:
     return row
 
 
-def trained_weights(folder: Path) -> dict[str, list[Tensor]]:
-    """Return the weight matrices of a BERT: those of the embedding, of each layer, and of the pooler."""
+def gaussian_numbers() -> dict[str, list[Tensor]]:
+    """Return a matrix of normally distributed numbers for each standard deviation."""
+    standard = torch.randn(384, 1536, generator=torch.Generator().manual_seed(0))
+    return {f"deviation {deviation}": [standard * deviation] for deviation in DEVIATIONS}
+
+
+def trained_weights() -> dict[str, list[Tensor]]:
+    """Return the weight matrices of MiniLM: those of the embedding, of each layer, and of the pooler."""
     from transformers import AutoModel
 
     groups = defaultdict(list)
-    for name, weight in AutoModel.from_pretrained(folder).named_parameters():
+    for name, weight in AutoModel.from_pretrained(FOLDER).named_parameters():
         if name == "embeddings.word_embeddings.weight":
             groups["embedding"].append(weight.detach())
         elif weight.ndim == 2 and not name.startswith("embeddings"):
@@ -65,18 +70,11 @@ def trained_weights(folder: Path) -> dict[str, list[Tensor]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"a BERT (default: {FOLDER.name})")
-    arguments = parser.parse_args()
-    if not arguments.folder.is_dir():
-        parser.error(f"there is no {arguments.folder}. Run python scripts/pretrained_models.py minilm first")
-    standard = torch.randn(384, 1536, generator=torch.Generator().manual_seed(0))
-    numbers = {f"deviation {deviation}": [standard * deviation] for deviation in DEVIATIONS}
+    if not FOLDER.is_dir():
+        sys.exit(f"error: there is no {FOLDER}. Run python scripts/pretrained_models.py minilm first")
     rows = [
         {"values": values, "part": part, **errors_of(tensors)}
-        for values, parts in {"MiniLM": trained_weights(arguments.folder), "Gaussian": numbers}.items()
+        for values, parts in {"MiniLM": trained_weights(), "Gaussian": gaussian_numbers()}.items()
         for part, tensors in parts.items()
     ]
     print(f"# {COMMAND}")
