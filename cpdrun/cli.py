@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: The arguments cannot be parsed, or help or the version was printed.
     """
     typed = sys.argv[1:] if argv is None else list(argv)
-    # If a sweep is cancelled in another shell after this time, this command stops, too (`cpdrun.commands.launching`).
+    # If a sweep is canceled in another shell after this time, this command stops, too (see
+    # `cpdrun.commands.launching`).
     began = time.monotonic() - (own_age_s() if argv is None else 0.0)
     try:
         arguments = read(typed)

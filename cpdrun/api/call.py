@@ -26,7 +26,7 @@ def call(command: str, words: Sequence[object], keywords: Mapping[str, Any], *, 
 
     Raises:
         UserError: The command cannot be run, or fails.
-        Stopped: The command was interrupted or cancelled.
+        Stopped: The command was interrupted or canceled.
     """
     began, parser = time.monotonic(), parser_of(command)
     arguments = read([*command.split(), *typed(parser, words, keywords)])

@@ -43,7 +43,7 @@ TORCHRUN_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|WORLD_RANK|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
 )
 ERROR = re.compile(r"(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt|Exit)\b.*|.*\berror: .*)")
-LAST_LINES = 50  # An error that is more than this many lines before the end did not end the script.
+LAST_LINES = 50  # If more lines than this follow an error, it did not end the script.
 OURS = "cpdrun: "  # the beginning of the lines that cpdrun prints to a script's log
 STATUS_EVERY_S = 1.0
 ENDED = "cpdrun/ended"  # the prefix of the keys in the store with which ranks report how they ended
@@ -151,7 +151,7 @@ class _Rank:
         return str(process)
 
     def _begin(self) -> None:
-        """Remove the metrics of earlier attempts if there is no checkpoint, because the script then starts again."""
+        """Remove the metrics of earlier attempts if the script starts anew, without a checkpoint."""
         self.resumes = self.run.saved_at() > 0
         if not self.resumes:
             written = [file.path for file in growing_files(self.config, self.run)]

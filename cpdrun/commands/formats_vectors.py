@@ -84,8 +84,8 @@ def add(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--operands",
         type=several,
         metavar="F[,F]",
-        help="formats of the two vectors of a dot product (default: those in the accumulator's name, or that "
-        "of its sums). With --operands, a NAME that is a format means an accumulator that sums in it",
+        help="formats of the two vectors of a dot product (default: those of the accumulator's machine, or the "
+        "format of its sums). With --operands, a NAME that is a format means an accumulator that sums in it",
     )
     many = f"number of random inputs (default: {VALUES}, or {BLOCKS} blocks of a format with scales)"
     vectors.add_argument("--count", type=count, metavar="N", help=many)
@@ -219,8 +219,8 @@ def _accumulator_request(arguments: argparse.Namespace) -> dict[str, Any]:
 def _operands(accumulator: "Accumulator", asked: list[str] | None) -> list["NumberFormat"]:
     """Return the formats of an accumulator's two operands.
 
-    `asked` holds one or two names from --operands. Otherwise, these are the accumulator's own operands or else the
-    format of its sums.
+    `asked` contains one or two names from --operands. If it is None, the accumulator's own operands are used,
+    or, if it has none, the format of its sums.
 
     Raises:
         UserError: The accumulator's name already determines its operands, or a format has no sign or has scales.

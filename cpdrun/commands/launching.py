@@ -92,8 +92,8 @@ def read_metrics_again(runs: "Sequence[tuple[RunDir, Mapping[str, Any]]]", *, dr
 def cancelled_before(sweep: "SweepDir", arguments: argparse.Namespace) -> int | None:
     """Return the `cancellation` of a sweep at the time when the command was typed.
 
-    If it differs now, the sweep was cancelled since then, and the command must stop. A command takes seconds to start
-    and only then knows the sweep's folder, so it cannot ask earlier.
+    If it differs now, the sweep was canceled since then, and the command must stop. A command takes seconds
+    to start and only then knows the sweep's folder, so it cannot ask earlier.
     """
     from cpdrun.record import cancellation_before
 
@@ -111,8 +111,8 @@ def may_start(
 ) -> bool:
     """Check the runs, print notes about them, and return True if they may start.
 
-    They may not if the sweep was cancelled since the command was typed, which means that its `cancellation` is no
-    longer `cancelled_before`.
+    They may not if the sweep was canceled since the command was typed, which means that its `cancellation` is
+    no longer `cancelled_before`.
 
     Raises:
         UserError: The runs cannot be trained. The message has a line per problem.
@@ -139,5 +139,5 @@ def _was_cancelled(sweep: "SweepDir", cancelled_before: int | None, output: "Out
 
     was_cancelled = cancellation(sweep) != cancelled_before
     if was_cancelled:
-        output.print("Cancelled from another shell. Nothing was started.")
+        output.print("Canceled from another shell. Nothing was started.")
     return was_cancelled

@@ -223,7 +223,7 @@ def _write_report(results: "Results") -> str:
 
 
 def with_min_coverage(question: "Question", configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add `min_coverage` to the configs of candidates whose products have other formats than those of the baseline."""
+    """Add `min_coverage` to the configs of candidates whose precision settings differ from the baseline's."""
     candidates = [each for ladder in question.ladders for width in ladder.widths for each in width]
     pairs = [(question.config(each.name), question.config(each.baseline)) for each in candidates]
     checked = [

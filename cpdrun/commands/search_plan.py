@@ -83,7 +83,7 @@ def _words(typed: list[str]) -> list[str]:
     made_by = manifest.get("overrides") if isinstance(manifest, Mapping) else None
     if not isinstance(made_by, list):
         raise UserError(
-            f"{sweep.manifest} does not contain the overrides that made its runs. Type them: "
+            f"{sweep.manifest} does not contain the overrides that created the sweep. Type them, as in: "
             "cpdrun search --plan exp=NAME"
         )
     others = {*IMPLIED, *map(key_of, more)}

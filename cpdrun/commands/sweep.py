@@ -221,7 +221,7 @@ def _launch(
     """Train the runs if they can be trained. Those in `anew` start from the beginning.
 
     Returns:
-        The summary; None if the sweep was cancelled before a run started.
+        The summary; None if the sweep was canceled before a run started.
     """
     from cpdrun.config.script import is_script
     from cpdrun.launch import Display, Job, axes_of, print_summary

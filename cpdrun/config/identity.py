@@ -211,7 +211,7 @@ def _is_unused(key: str, value: Any) -> bool:
 
 
 def belongs_to_identity(key: str) -> bool:
-    """Return whether the value of a dotted key can change the result of a run, unlike paths and launch settings."""
+    """Return whether the value of a dotted key can change the result. Paths and launch settings cannot."""
     return _belongs(key, NOT_IDENTITY)
 
 

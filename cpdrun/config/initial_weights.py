@@ -61,8 +61,8 @@ def check_unchanged(config: Mapping[str, Any]) -> None:
     path = Path(config["init_from"])
     if _digest(path, may_be_folder=True) != config["init_sha256"]:
         raise ConfigError(
-            f"{path} has changed since this run was planned. If the script saves there, let it save to {{run_dir}}. "
-            "Otherwise, type the command again to plan new runs"
+            f"{path} has changed since this run was planned. If the script saves there, make it save to "
+            "{run_dir} instead. Otherwise, type the command again to plan new runs"
         )
 
 

@@ -72,7 +72,7 @@ def _checked(section: str, settings: Mapping[str, Any], found: Mapping[str, Any]
     """Return a section with absolute paths and computed digests.
 
     Raises:
-        ConfigError: A digest in the section is not the computed one.
+        ConfigError: A digest in the section differs from the computed one.
     """
     for key in (FILES_SHA256, TOKENIZER_SHA256, MODEL_SHA256):
         if key in found and settings[key] not in (None, found[key]):

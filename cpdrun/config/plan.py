@@ -288,7 +288,7 @@ def _given(composer: Composer, request: SweepRequest) -> list[str]:
 
 
 def _question(composer: Composer, request: SweepRequest, block: str) -> dict[str, Any]:
-    """Return the config section `search` or `screen`, in which typed values replace the defaults.
+    """Return the config section `search` or `screen`, after typed values have replaced its defaults.
 
     Raises:
         ConfigError: A typed key of the section has several values, or is deleted.

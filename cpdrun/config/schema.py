@@ -342,7 +342,7 @@ def setting_types(model: type[Struct], prefix: str = "") -> dict[str, Any]:
 
 
 def takes_any_name(key: str) -> bool:
-    """Return whether a dotted key is in a section in which any name is allowed, such as script.args.lr."""
+    """Return whether a dotted key, such as script.args.lr, is in a section that allows any name."""
     types = setting_types(ScriptRun)
     return any(_is_mapping(types[parent]) for parent in _parents(key) if parent in types)
 

@@ -206,8 +206,9 @@ def exchanges_of(group: Group, calibration: Calibration) -> Iterator[Exchange]:
 def steps_to(study: Study, group: Group, against: Group | None) -> float:
     """Return the mean number of steps until the runs of a group reach the reference, or NaN.
 
-    The goal is the margin below the reference's last value with the same seed, or its mean if it lacks that seed. It is
-    NaN if there is no reference, or if a run failed, did not learn, has no curve, or does not reach the goal.
+    A run reaches the reference when it is worse by at most the margin than the reference's last value for the
+    same seed, or than the reference's mean if it lacks that seed. The result is NaN if there is no reference,
+    or if a run failed, did not learn, has no curve, or does not reach the reference.
     """
     if against is None or not study.may_be_within(group) or group.by_seed.keys() != group.run_by_seed.keys():
         return math.nan

@@ -91,8 +91,8 @@ class Session:
     ) -> Summary:
         """Run jobs to their ends, and return how they ended.
 
-        After Ctrl-C, runs save and stop, and can be resumed. A second Ctrl-C kills them. If another launcher trains the
-        run of a job, the launch waits for it and counts the outcome of the other launcher.
+        After Ctrl-C, runs save and stop, and can be resumed. A second Ctrl-C kills them. If another launcher
+        already trains the run of a job, this launch waits until that run ends and counts its outcome.
 
         Args:
             sweep: The sweep.

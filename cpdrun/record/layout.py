@@ -133,10 +133,10 @@ class RunDir:
 
     @property
     def format_facts(self) -> Path:
-        """The name, bits, and exponent bits of the run's format, written when it is launched.
+        """The file with the name, bits, and exponent bits of the run's format.
 
-        For a custom format, readers depend on this file, because they never import a module that a record names.
-        Older records do not have it.
+        It is written when the run is launched or recorded. For custom formats, readers depend on this file,
+        because they never import a module that a record names. Older records do not have it.
         """
         return self.path / "format.json"
 
@@ -185,7 +185,7 @@ class RunDir:
 
     @property
     def holder(self) -> Path:
-        """The file that claims the run, instead of the lock, if the file system does not support flock."""
+        """The file that marks the run as claimed if the file system does not support flock, which the lock needs."""
         return self.path / ".holder"
 
     @property

@@ -25,8 +25,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# The time for which a process tries to get a lock. `is_claimed` keeps the lock only for microseconds, while another
-# process that has claimed the run keeps it much longer.
+# A process tries for this long to get a lock. If only `is_claimed` holds the lock, it is free again within
+# microseconds. A process that has claimed the run holds it much longer.
 CLAIM_PATIENCE_S = 0.5
 HEARTBEAT_S = 15.0
 STALE_S = 120.0

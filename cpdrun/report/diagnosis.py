@@ -346,9 +346,9 @@ def _worst_layers(counterfactual: Counterfactual | None) -> list[tuple[str, Mapp
 
 
 def _parts(counterfactual: Counterfactual | None) -> list[tuple[str, float]]:
-    """Return each part's share in the error of the gradient sum, largest first.
+    """Return each part's share of the error of the gradient sum, largest first.
 
-    Return [] if the parts add up to at most 1e-4, because float32 sums have errors of this size too.
+    Return [] if the parts add up to at most 1e-4, because float32 sums also have errors of this size.
     """
     parts = {} if counterfactual is None else counterfactual.parts
     total = sum(parts.values())
@@ -451,7 +451,8 @@ def worse_groups(study: Study) -> tuple[list[str], Shown] | None:
 def _is_worse(study: Study, group: Group) -> bool:
     """Return True if a group is worse than the baseline by more than the margin.
 
-    Failed runs count as worse. Without a baseline, only diverged and early-stopped runs do.
+    A group with failed runs, or one that did not learn, counts as worse. If the group has no pairs with a
+    baseline, it counts as worse only if runs diverged or were stopped early.
     """
     gap = study.against_baseline(group)
     if gap is None:

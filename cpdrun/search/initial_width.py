@@ -33,7 +33,7 @@ SAME_KEYS = ("tolerance", "baseline")
 
 
 def subject_ladder(question: Question, ladder: Ladder) -> SubjectLadder:
-    """Return the ladder in the form that a forecast reads."""
+    """Return the ladder as a `SubjectLadder`, the form that forecasts use."""
     subjects = (
         Subject(c.name, c.label, c.bits, question.config(c.name)) for width in ladder.widths for c in width
     )

@@ -64,7 +64,8 @@ class Ladder:
         is_ordered: Whether the order within each width is known. Until then, widths with several formats wait.
         is_started: Whether `start` is known. Until then, all candidates wait.
         start: The index of the width that is tested first.
-        aside: The seed of the baseline run that predicted the start, which is in no pair; None without a prediction.
+        aside: The seed of the baseline run from which the start was predicted. It is in no pair. None if
+            there was no prediction, or if the start is the widest width.
     """
 
     label: str

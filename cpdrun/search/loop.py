@@ -112,7 +112,7 @@ def search(
     """Start the most useful runs until nothing is left to decide, or the budget is spent.
 
     The search also stops after an interruption, after a failed round with the option `fail_fast`, or if the
-    sweep was cancelled, so that its `cancellation` is no longer `cancelled_before`. `on_end` is called with
+    sweep was canceled, so that its `cancellation` is no longer `cancelled_before`. `on_end` is called with
     the verdicts after each run that ends.
 
     Returns:

@@ -2,7 +2,7 @@
 
 
 def visible(text: str) -> str:
-    r"""Replace every unprintable character by an escape sequence such as `\x1b`.
+    r"""Replace every unprintable character with an escape sequence such as `\x1b`.
 
     Names of runs may come from other people. Control characters in such names could make a terminal hide text or
     execute commands.

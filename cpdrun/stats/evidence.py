@@ -64,7 +64,7 @@ class Verdict(StrEnum):
 
     CERTIFIED = "certified"  # The candidate is worse than the baseline by at most the margin.
     REFUTED = "refuted"  # The candidate is worse than the baseline by more than the margin.
-    OPEN = "open"  # The evidence is not enough for either.
+    OPEN = "open"  # The evidence is not sufficient for either verdict.
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,8 @@ def _has_no_bit_width(row: Mapping[str, Any], group: str) -> bool:
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str], group: str) -> list[Choice] | None:
     """Return the choice of each run, or None if the choices are not an axis of bits.
 
-    They are not if all round the same, or if a compressor sends only some of the values or does not tell its bits.
+    They are not if all of them round in the same way, if a compressor sends only some of the values, or if
+    its settings do not tell how many bits it sends.
 
     Args:
         rows: The settings of each run, keyed by dotted key.

@@ -37,7 +37,7 @@ _COMPRESSORS = {
 }
 # This compressor rounds messages. With local steps, it is no compressor: updates are summed in the run's format.
 _IN_FORMAT = "Rounded"
-_PLAIN = ("fp32", "bf16", "fp16")  # A platform's all_reduce can sum these formats.
+_PLAIN = ("fp32", "bf16", "fp16")  # the formats that a platform's own all_reduce can sum
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class Neighbor:
     """A run that differs from the given run in one setting.
 
     Attributes:
-        tunable: The setting, such as "order".
+        tunable: The name of the setting that differs, such as "order".
         words: The overrides that give this run, as key=value.
         run: The neighbor's run directory.
         comparison: The comparison of the neighbor with the given run's baseline.

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     """Run the engine in the mode that the command line selects."""
     parser = argparse.ArgumentParser(prog="python -m cpdrun.train.engine")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--warm", type=int, metavar="FD", help="a socket that passes connections")
+    how.add_argument("--warm", type=int, metavar="FD", help="a socket over which connections arrive")
     how.add_argument("--once", type=int, metavar="FD", help="a connection")
     how.add_argument("--task", metavar="JSON", help="serve this request and print the answer")
     parser.add_argument("--parent", type=int, help="end when this process ends")

@@ -86,7 +86,7 @@ class Model:
     experiments: int
 
     def logit(self, damage: Damage, strictness: float) -> float:
-        """Return the logit of the chance of failing at the mean level."""
+        """Return the logit of the chance that a candidate fails if the level is 0, its mean."""
         return self.intercept + self.slope * (damage.total + strictness)
 
     def level_weights(self, outcomes: Iterable[tuple[float, float]] = ()) -> Weights:

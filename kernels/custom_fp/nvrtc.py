@@ -83,7 +83,7 @@ def _module(part: tuple[str, ...], device: int) -> cupy.cuda.Module:
 
 
 def binary(part: tuple[str, ...], capability: int) -> bytes:
-    """Return a part of the kernels as machine code for a compute capability, which is 90 for version 9.0.
+    """Return a part of the kernels as machine code for a compute capability, such as 90 for version 9.0.
 
     For a GPU that is newer than this NVRTC, PTX is returned instead, which the driver compiles. The result is cached on
     disk. If several processes need it at the same time, one compiles and the others wait.

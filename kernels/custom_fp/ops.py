@@ -160,7 +160,7 @@ def max_exponent(x: Tensor) -> int | None:
         exponent = operators.max_exponent(x).item()
     except RuntimeError as error:
         raise RuntimeError(
-            f"max_exponent returns a Python integer, so it must read the values of x, which failed: {error}"
+            f"max_exponent returns a Python integer, so it must read the values of x, but failed: {error}"
         ) from None
     return None if exponent == operators.NO_EXPONENT else exponent
 

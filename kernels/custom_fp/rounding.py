@@ -245,7 +245,7 @@ class Rule:
         return self.rounding is not (Rounding.TOWARD_POSITIVE if is_negative else Rounding.TOWARD_NEGATIVE)
 
     def below_zero(self, has_nan: bool) -> tuple[float, float]:
-        """Return what a negative number and -inf become in a format without a sign, as IEEE P3109 defines it.
+        """Return the results for a finite negative number and -inf in a format without a sign (IEEE P3109).
 
         Both become NaN if the format has NaN and overflow is INFINITY, and 0 otherwise. A finite number that is rounded
         upward always becomes 0.

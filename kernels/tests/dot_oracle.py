@@ -1,6 +1,8 @@
-"""Dot products as an Accumulator's docstring describes them, one result at a time: integers and rationals, written from
-the words alone. Values are Python floats (float64 holds every product of two float32), sums are Fractions, so that
-nothing can round unseen. Random words alone are custom_fp's own.
+"""Dot products as the docstring of Accumulator describes them, one at a time, in exact arithmetic.
+
+This code was written from that description alone. Only random words are those of custom_fp. Values are Python
+floats, because float64 represents every product of two float32 values. Sums are Fractions, so nothing is
+rounded unnoticed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ def dot(
     word: Callable[[int], int] = lambda _: 0,
     scales: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> float:
-    """word: the random bits of a stream. scales: their exponents, of each block of a, and of b."""
+    """Return the dot product of a and b.
+
+    `word` returns the random bits of a stream. `scales` has the exponents of the scales of each block of a
+    and of b.
+    """
     numbers = count()
     if how.flush:
         of = how.operands or (Format(8, 23), Format(8, 23))
@@ -67,7 +73,7 @@ def segment(terms, a, b, how, product, rounded, scales) -> float:
 
 
 def add(*values: float) -> Fraction | float:
-    """Exact; a zero or what is not finite as a float, with the sign that IEEE 754 gives it."""
+    """Return the exact sum. Zeros, infinities and NaN are floats, with the sign that IEEE 754 defines."""
     if not all(map(math.isfinite, values)):
         return sum(values)
     total = sum(map(Fraction, values))
@@ -77,7 +83,7 @@ def add(*values: float) -> Fraction | float:
 
 
 def to(x: Fraction | float, fmt: Format | Tabulated, how: Accumulator, word: int) -> float:
-    """x by the accumulator's rounding to a format."""
+    """Round x to a format with the rounding of the accumulator."""
     if isinstance(fmt, Tabulated):
         return to_table(x, fmt, how, word)
     y = to_number(x, fmt, how, word)
@@ -91,7 +97,7 @@ def to(x: Fraction | float, fmt: Format | Tabulated, how: Accumulator, word: int
 
 
 def to_table(x: Fraction | float, fmt: Tabulated, how: Accumulator, word: int) -> float:
-    """Among the values, and the boundaries between them, that the format says it has."""
+    """Round x with the list of values, and of the boundaries between them, that the format has."""
     if isinstance(x, float) and math.isnan(x):
         return math.nan if fmt.has_nan else math.inf if fmt.has_inf else fmt.max
     half = fmt.negative if math.copysign(1.0, x) < 0 else fmt.positive
@@ -161,7 +167,7 @@ def to_number(x: Fraction | float, fmt: Format, how: Accumulator, word: int) -> 
 
 
 def tree(values: list[float], rounded: Callable) -> float:
-    """Subtrees of a power of two terms are formed as soon as they can be, which is the order of the random words."""
+    """Add in pairs. A subtree of 2**i terms is added once it is complete. Random words follow this order."""
     if len(values) == 1:
         return rounded(values[0])
 
@@ -223,5 +229,5 @@ def down(x: Fraction, unit: int) -> Fraction:
 
 
 def exponent(x: float, fmt: Format, scale: int = 0) -> int:
-    """Of a code, and of its scale."""
+    """Return the exponent by which a value is aligned: that of its code in `fmt` plus that of its scale."""
     return max(math.frexp(x)[1] - 1, fmt.emin + scale) if x else scale - 126

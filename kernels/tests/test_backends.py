@@ -297,7 +297,7 @@ def test_every_kernel_of_the_extension_is_compared(monkeypatch):
 
 
 def test_packed_sums_of_one_cuda_thread(launched):
-    """Eight codes of whole bytes are one access of one thread, so no barrier matters."""
+    """One thread handles eight codes of whole bytes in one access, so barriers have no effect."""
     for name in ("posit16", "fp16"):
         data = [custom_fp.pack(normal(8, seed=seed), name) for seed in range(3)]
         expected = custom_fp.accumulate_packed(data, name, 8, kahan=True)

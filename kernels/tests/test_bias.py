@@ -1,4 +1,4 @@
-"""Biased layers whose results are rounded, against torch.autocast, which rounds after it has added the bias."""
+"""Biased layers with rounded results, compared with torch.autocast, which rounds after adding the bias."""
 
 import custom_fp
 import pytest

@@ -281,7 +281,7 @@ UNNAMED = PowerOfTwo("some", 100)
 
 
 def test_a_new_kind_is_a_class_and_its_arithmetic(tmp_path, monkeypatch):
-    """Every operator takes it, under every transform. Those that it has no function for raise ValueError."""
+    """Operators accept a new kind under all transforms. Those without a function for it raise ValueError."""
     (tmp_path / "powers.py").write_text(OWN_KIND)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -14,12 +14,12 @@ from scipy.linalg import hadamard as matrix
 from tensors import normal, same_bits
 
 SEED = 2**63 + 11
-EPSILON = 2.0**-24  # of one float32 rounding
+EPSILON = 2.0**-24  # relative error of one float32 rounding
 
 
 @pytest.mark.parametrize("size", [2, 16, 64, 512])
 def test_the_matrix_is_scipys(size):
-    """Whole numbers: every sum is exact, and the one rounding is that of the product with size**-.5."""
+    """With whole numbers, every sum is exact. Only the product with size**-.5 is rounded."""
     x = torch.randint(-1000, 1000, (6, size), generator=torch.Generator().manual_seed(1)).float()
     scale = np.float32(size**-0.5)
     sums = x.numpy().astype(np.int64) @ matrix(size)
@@ -59,9 +59,12 @@ def test_the_inverse_is_exact_for_whole_multiples_of_a_power_of_two(size):
 
 @pytest.mark.parametrize("size", [2, 16, 32, 256])
 def test_inverse_and_dot_products_within_the_bound_of_their_roundings(size):
-    """k butterflies and a product: k + 1 roundings of relative error 2**-24 each in the norm of a block, and that of
-    the constant; so |error| <= 2 (k + 2) 2**-24 |x| there and back, and of a dot product 2 (k + 2) 2**-24 |x| |y|; a
-    tenth more for products of the roundings."""
+    """A transform of size 2**k consists of k butterflies and a product, and has k + 2 rounding errors.
+
+    Each is at most 2**-24, relative to the norm of a block, including the error of the constant. The error of
+    a transform and its inverse is thus at most 2 (k + 2) 2**-24 |x|, and that of a dot product 2 (k + 2)
+    2**-24 |x| |y|. The bound is a tenth larger, which allows for products of errors.
+    """
     x, y = normal(50, size), normal(50, size, seed=1)
     bound = 2.2 * (math.log2(size) + 2) * EPSILON
     there, other = (custom_fp.hadamard(each, size, seed=3) for each in (x, y))

@@ -248,7 +248,7 @@ def test_onnx_exports_the_model_without_rounding(tmp_path):
 
 
 def test_modules_keep_their_class():
-    """Libraries read it, replace it, and read the names of forward's parameters."""
+    """Libraries read and replace the class of a module, and read the parameter names of its forward."""
 
     class Block(nn.Module):
         def __init__(self):

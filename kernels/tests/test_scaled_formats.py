@@ -35,8 +35,10 @@ RANDOM = [
 
 
 def boundaries(fmt: ScaledFormat) -> torch.Tensor:
-    """Return blocks for each scale: every element, every middle of two, and its neighbors, times the scale. Each block
-    begins with the value that determines this scale."""
+    """Return blocks for each scale: all elements, midpoints and their neighbors, multiplied by the scale.
+
+    The first value of each block determines its scale.
+    """
     known = [float(value) for value in scaled_oracle.elements_of(fmt)]
     near = beside(torch.tensor([*known, *((a + b) / 2 for a, b in pairwise(known))])).clamp(min=0)
     near = torch.cat([near, -near])

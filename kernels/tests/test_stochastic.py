@@ -44,7 +44,7 @@ def test_philox_known_answers(rounds, counter, key, expected):
 
 def test_which_element_reads_which_half_of_a_word():
     words = reference.random_words(128, 0, 0, CPU)
-    first = [int(word) >> 16 for word in words[::16]]  # lane 0 of group 0: counter 0, key 0
+    first = [int(word) >> 16 for word in words[::16]]  # lane 0 of group 0 reads counter 0 with key 0
     assert "".join(f"{half:04x}" for half in first) == "".join(KNOWN_ANSWERS[0][3].split())
     zero = torch.zeros(1, dtype=torch.int64)
     second = reference.philox4x32([zero + 5, zero, zero, zero + 1], (0, 0))  # lane 5: the other halves
@@ -214,7 +214,7 @@ def steps_between(fmt, bits):
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("width", [3, 4, 5])
 def test_p3109_equals_gfloat_with_the_same_random_bits(width, form):
-    """scripts/checks/check_tables.py compares every width."""
+    """Only three widths are compared here. scripts/checks/check_tables.py compares every width."""
     gfloat = pytest.importorskip("gfloat", reason="gfloat is an optional oracle")
     modes = {
         Form.CUT: "StochasticFastest",
@@ -255,12 +255,15 @@ def test_scalar_formats_equal_gfloat_with_the_same_random_bits():
 
 
 def test_a_value_next_to_a_tie_of_the_random_bits():
-    """d = 2**-9 (1 + 2**-23): a half of 8 random bits and less than 2**-31 more, which a subnormal of e5m2 has."""
+    """Test the tie d = 2**-9, half a unit of 8 random bits, and the next value, d = 2**-9 (1 + 2**-23).
+
+    Only values below the smallest subnormal of e5m2 can be less than 2**-31 above the tie.
+    """
     quantum, n = 2.0**-16, 4096
     at = torch.full((n,), quantum * 2.0**-9)
     drawn = reference.random_words(n, 0, 3, CPU) >> 24
     for x, more in ((at, 0), (torch.nextafter(at, torch.ones(())), 1)):
-        for form, reaches in ((Form.FAST, 1), (Form.EVEN, more), (Form.ODD, 1)):  # 0 is even: a half is lost
+        for form, reaches in ((Form.FAST, 1), (Form.EVEN, more), (Form.ODD, 1)):  # EVEN rounds the tie to 0
             got = custom_fp.quantize(x, "e5m2", rounding=form.word(8), seed=3)
             assert torch.equal(got > 0, drawn + reaches >= 256), (form, more)
     assert (drawn == 255).any()

@@ -242,7 +242,7 @@ def test_gradients_and_tangents_pass_straight_through_quantize(fmt):
         torch.func.functionalize(torch.func.grad(loss)),
         torch.func.grad(torch.func.functionalize(loss)),
     ):
-        with pytest.raises(RuntimeError):  # torch has no rule for that; a gradient of zero would be worse
+        with pytest.raises(RuntimeError):  # torch does not support this; a gradient of zero would be worse
             both(x_4x32)
 
 
@@ -298,7 +298,7 @@ def test_a_new_seed_compiles_no_new_graph():
         data = custom_fp.pack(x, "e5m2", **rule)
         return custom_fp.quantize(x, "e5m2", **rule), data, custom_fp.accumulate([x, x], "e3m1", **rule)
 
-    function = compiled(draws, backend="eager")  # more than 8 graphs of it are an error
+    function = compiled(draws, backend="eager")  # torch fails if it has to compile more than 8 graphs
     for number in range(2, 14):
         assert_same(function(x_4x32, number), draws(x_4x32, number))
 

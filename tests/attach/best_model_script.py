@@ -11,7 +11,7 @@ from torch import nn
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", choices=["LSTM", "Transformer"], default="LSTM")
 parser.add_argument("--save", default="model.pt")
-parser.add_argument("--by-hand", action="store_true", help="take steps without an optimizer of torch.optim")
+parser.add_argument("--by-hand", action="store_true", help="take steps without a torch.optim optimizer")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 VOCABULARY, WIDTH = 17, 32

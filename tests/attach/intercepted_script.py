@@ -1,4 +1,4 @@
-"""One script in many variants, which runs unchanged as N processes and as one that plays N workers."""
+"""One script in many variants, which runs unchanged as N processes or as one that emulates N workers."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ def _composed(typed: tuple[str, ...]) -> dict[str, Any]:
 
 
 def config(*typed: str) -> dict[str, Any]:
-    """Of a run, as typed; fp32 without APS, one worker, where nothing else is said."""
+    """Return the config of a run as typed. The defaults are fp32, no APS and one worker."""
     words = dict(word.split("=", 1) for word in typed)
     chosen = {"aps": "false", **{key: words.pop(key) for key in GROUPS if key in words}}
     made = copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in chosen.items())))
@@ -45,7 +45,7 @@ def config(*typed: str) -> dict[str, Any]:
 
 
 class Net(nn.Module):
-    """A convolution, a norm with running statistics, a part that is not always used."""
+    """A convolution, a norm with running statistics, and a part that is not always used."""
 
     def __init__(self, checkpointed: str | None = None) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from cpdrun.errors import UserError
 
 
 def test_emulated_workers_are_summed_as_machines_would(intercept) -> None:
-    """The losses are not divided, N is not a power of two, and buffers follow worker 0."""
+    """The losses are not divided by N, N is not a power of two, and the buffers are those of worker 0."""
     interceptor = intercept(*E3M0, "world_size=3")
     torch.manual_seed(0)
     model = Net()

@@ -136,7 +136,7 @@ def test_a_baseline_without_an_optimizer_is_an_error_only_if_formats_are_compare
 def test_a_reloaded_best_model_has_the_loss_of_a_copy(
     intercept, model, recipe, tmp_path, monkeypatch, capsys
 ) -> None:
-    """The reloaded model has the test loss of a deep copy, by the rules."""
+    """The run's rules also apply to a reloaded model, so it has the same test loss as a deep copy."""
     interceptor = intercept(f"recipe={recipe}")
     monkeypatch.setattr(sys, "argv", ["train.py", "--model", model, "--save", str(tmp_path / "model.pt")])
     runpy.run_path(str(SCRIPT), run_name="__main__")

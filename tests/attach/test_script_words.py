@@ -1,4 +1,4 @@
-"""`script=` and what goes with it: what a plan makes of the words, and what it refuses, with nothing started."""
+"""`script=` and related settings: how a plan interprets them, and which it refuses. No script is started."""
 
 import pytest
 

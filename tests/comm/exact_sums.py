@@ -1,4 +1,4 @@
-"""Low-precision sums in exact rational arithmetic, a number at a time; no code shared with what it judges."""
+"""Low-precision sums in exact rational arithmetic, one number at a time. The tested code is not used here."""
 
 from bisect import bisect_right
 from fractions import Fraction
@@ -10,13 +10,16 @@ from custom_fp import Format
 
 @lru_cache
 def magnitudes(fmt: Format) -> list[Fraction]:
-    """The finite values >= 0 in order, and the one that would follow the largest."""
+    """Return the finite values >= 0 in ascending order, and the value that would follow the largest one."""
     values = [Fraction(fmt.value_of(code)) for code in range(fmt.max_code + 1)]
     return [*values, values[-1] + Fraction(2) ** (max(fmt.emax, fmt.emin) - fmt.mantissa_bits)]
 
 
 def rounded(x: Fraction, fmt: Format) -> Fraction | float:
-    """Nearest, ties to the even code; with m = 0 to the larger magnitude, except half the smallest."""
+    """Return the nearest value. Ties go to the even code.
+
+    Without mantissa bits, ties go to the larger magnitude, but half the smallest value goes to zero.
+    """
     values = magnitudes(fmt)
     sign, magnitude = (-1 if x < 0 else 1), abs(x)
     if magnitude >= values[-1]:
@@ -39,7 +42,7 @@ def overflowed(sign: int, fmt: Format) -> Fraction | float:
 
 
 def accumulated(values: list[Fraction], fmt: Format, kahan: bool) -> Fraction | float:
-    """The sum in the order given; inf or NaN where a partial sum overflows."""
+    """Return the sum in the given order, or inf or NaN if a partial sum overflows."""
     total = lost = Fraction(0)
     for value in values:
         if not kahan:
@@ -66,7 +69,7 @@ def aps_shift(gradients: list[Fraction], summands: int, fmt: Format) -> int:
 
 
 def summed(gradients: list[Fraction], fmt: Format, shift: int, kahan: bool) -> Fraction:
-    """Every gradient scaled and rounded, added in order, scaled back. Asserts that nothing overflows."""
+    """Scale and round every gradient, add them in order, and scale the sum back. Nothing may overflow."""
     terms = [rounded(g * Fraction(2) ** shift, fmt) for g in gradients]
     total = accumulated(terms, fmt, kahan)
     assert isinstance(total, Fraction)

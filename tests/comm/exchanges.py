@@ -135,7 +135,7 @@ def gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
 
 
 def bounded_gradients(worker: int, step: int = 0) -> list[torch.Tensor]:
-    """Gradients from 2^-10 to 2^-9, of either sign: no scaling rule that looks back lets them overflow."""
+    """Gradients of both signs from 2^-10 to 2^-9, which do not overflow with rules that use earlier steps."""
     return [g.sign() * (1 + (g * 1e3).frac().abs()) * 2.0**-10 for g in gradients(worker, step)]
 
 

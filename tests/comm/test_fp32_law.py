@@ -57,7 +57,7 @@ def test_emulated_sums_in_fp32_add_in_order(emulate: partial) -> None:
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_gradients_must_be_those_of_the_parameters_and_workers(name: str) -> None:
-    """Extra gradients once came back as unwritten memory, and a single fp32 worker's gradients passed unchecked."""
+    """Extra gradients once gave uninitialized memory, and those of a single fp32 worker were not checked."""
     sync = make(name, 1)
     stacks = [torch.ones(1, *shape) for shape in SHAPES.values()]
     for given, message in (

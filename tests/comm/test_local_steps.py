@@ -1,4 +1,4 @@
-"""LocalSteps in a script: the bits of the built-in loop, checkpoints, refusals and the example."""
+"""LocalSteps in a script gives the bits of the built-in loop. Checkpoints, refusals and the example."""
 
 import inspect
 import re
@@ -31,7 +31,7 @@ TYPED = [
     "optim=adamw",
     "sync=local",
 ]
-# how pseudo-gradients travel: what a run's words are, and what a script passes
+# how pseudo-gradients are sent: the settings of a run, and the arguments that a script passes
 WAYS = {
     "e3m0 with APS": (["format=e3m0", "aps=true", "sync.order=rank"], "e3m0", {"aps": True}),
     "stochastic": (["format=e5m2", "sync.rounding=stochastic", "sync.order=rank"], "e5m2", {"rounding": "stochastic"}),
@@ -65,7 +65,7 @@ def emulated(config: dict) -> list[torch.Tensor]:
 
 
 def script(config: dict, way: str) -> tuple[list[torch.Tensor], list[int]]:
-    """A rank: an ordinary loop, which is stopped within a phase and goes on with another model and optimizer."""
+    """Run an ordinary loop, stop it within a phase, and continue with another model and optimizer."""
     _, how, knobs = WAYS[way]
     parts, steps, optimizer = begun(config, how, knobs)
     sent = []
@@ -95,7 +95,7 @@ def script(config: dict, way: str) -> tuple[list[torch.Tensor], list[int]]:
 def begun(
     config: dict, how: object, knobs: dict, seed: int = 3
 ) -> tuple[Parts, LocalSteps, torch.optim.Optimizer]:
-    torch.manual_seed(dist.get_rank())  # the ranks' models are made equal
+    torch.manual_seed(dist.get_rank())  # LocalSteps makes the ranks' different models equal
     parts = build(config, CPU)
     if dist.get_rank() == 1:
         nn.init.zeros_(next(iter(parts.model.parameters())))
@@ -108,7 +108,7 @@ def scripts(configs: dict[str, dict]) -> list[tuple]:
 
 
 def in_bf16() -> list[torch.Tensor]:
-    """Of a rank, in another layout: the weights that it begins with and goes on with, and the agreed ones."""
+    """Return a rank's initial, final and agreed weights, for a bf16 model in channels_last layout."""
     torch.manual_seed(dist.get_rank())
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(
         torch.bfloat16, memory_format=torch.channels_last

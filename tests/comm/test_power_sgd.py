@@ -1,4 +1,4 @@
-"""PowerSGDSync against torch's own hook; low-rank sums, residuals and bytes."""
+"""PowerSGDSync: low-rank sums, residuals and bytes, and a comparison with torch's own hook."""
 
 import math
 from pathlib import Path
@@ -41,7 +41,7 @@ def everyone(step: int = 0, workers: int = 4) -> list[list[torch.Tensor]]:
 
 
 def mean_of(workers: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Their float64 sum: gradients are divided by N already."""
+    """Return the sum over workers in float64. It is the mean, because gradients are already divided by N."""
     return [torch.stack(of_layer).double().sum(0) for of_layer in zip(*workers, strict=True)]
 
 
@@ -49,7 +49,7 @@ def mean_of(workers: list[list[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 class Bucket:
-    """What powerSGD_hook asks of DDP's."""
+    """The methods of DDP's buckets that powerSGD_hook calls."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -69,11 +69,11 @@ class Bucket:
         return True
 
 
-RANKS = (2, 3)  # torch: Gram-Schmidt up to 2, QR above
+RANKS = (2, 3)  # torch uses Gram-Schmidt up to rank 2, and QR above
 
 
 def of_torch() -> list[list[list[torch.Tensor]]]:
-    """In a rank: the mean gradients of fc and bias for each of RANKS, step after step."""
+    """Return the mean gradients of fc and bias in each step, for each of RANKS. Runs in a rank."""
     found = []
     for rank in RANKS:
         state = PowerSGDState(dist.group.WORLD, rank, start_powerSGD_iter=2, random_seed=5)
@@ -86,8 +86,12 @@ def of_torch() -> list[list[list[torch.Tensor]]]:
 
 
 def test_torchs_own_hook_gives_the_same():
-    """Up to float32's rounding. A product of 30 terms errs by 30 * 2^-24 of its terms' magnitudes, three products a
-    step, four steps whose residuals add up: 4 * 3 * 30 * 2^-24 = 2.1e-5 of the gradient's norm."""
+    """The results may differ by the rounding errors of float32.
+
+    A product of 30 terms has an error of up to 30 * 2^-24, relative to the magnitudes of its terms. With
+    three products per step and four steps whose residuals add up, this is 4 * 3 * 30 * 2^-24 = 2.1e-5 of the
+    gradient's norm.
+    """
     theirs = run_ranks(2, of_torch)[0]
     for rank, steps in zip(RANKS, theirs, strict=True):
         torch.manual_seed(np.random.RandomState(5).randint(1_000_000_000))  # as PowerSGDState draws
@@ -103,8 +107,11 @@ def test_torchs_own_hook_gives_the_same():
 
 @pytest.mark.parametrize("rank", [12, 100])
 def test_a_rank_of_the_shorter_side_gives_the_mean(rank):
-    """With as many columns nothing is lost but bits: three products of at most 30 terms, 2^-24 each, of matrices whose
-    magnitudes a norm bounds: 3 * 30 * 2^-24 * |M|. 12 columns are enough for all but fc."""
+    """With this many columns, only rounding errors remain. 12 columns are enough for all layers but fc.
+
+    Three products of at most 30 terms, with an error of 2^-24 per term, and matrices whose magnitudes are
+    bounded by their norm give an error of at most 3 * 30 * 2^-24 * |M|.
+    """
     sync = make(rank=rank, min_compression_rate=0)
     for step in range(3):
         found = reduce(sync, everyone(step), step=step)
@@ -129,7 +136,7 @@ def test_low_rank_matrices_are_exact_and_other_layers_are_summed_in_the_format()
 
 
 def test_residuals_bring_a_constant_gradient_back():
-    """The mean of the results tends to the gradient with the residuals, and to its two largest directions without."""
+    """The mean tends to the gradient with residuals, and to its two largest directions without."""
     errors = []
     for error_feedback in (True, False):
         sync = make(error_feedback=error_feedback)
@@ -183,11 +190,12 @@ def test_columns_are_orthonormal_for_any_input():
 
 
 def test_bytes_are_the_sizes_of_factors_and_whole_layers():
-    """Each in blocks of 8 values a rank's shard: 2 (N - 1) / N of them."""
+    """Each group is padded to blocks of 8 values per rank, and a rank sends 2 (N - 1) / N of its values."""
     for bits, settings in ((32, {}), (8, {"format": "e4m3"})):
         sync = make(8, rank=2, **settings)
         reduce(sync, everyone(workers=8))
-        values = [(6 + 2 + 6 + 1), (6 + 20) * 2, (16 + 30) * 2]  # bias, nothing, small, scale; P; Q
+        # layers that are sent whole (bias, nothing, small, scale), factors P, factors Q
+        values = [(6 + 2 + 6 + 1), (6 + 20) * 2, (16 + 30) * 2]
         at_least = sum(values[1:]) + 6 + 6 + 1
         real = sync.wire_bytes()["bytes_per_step_real_worker"]
         assert 2 * 7 / 8 * at_least * bits / 8 <= real <= 2 * 7 / 8 * (at_least + 8 * 8 * 3) * bits / 8

@@ -157,7 +157,7 @@ AGREEMENTS = {
 
 
 def count_bytes() -> list[tuple[int, int]]:
-    """Bytes that 9 workers send in the second step, for each of AGREEMENTS."""
+    """Return the bytes that 9 workers send in the second step, for each of AGREEMENTS."""
     knobs, found = knobs_of("all_reduce"), []
     del knobs["_target_"]
     for rule, order in AGREEMENTS:

@@ -1,4 +1,4 @@
-"""Ingredients of a recipe as axes, in cases and as arguments, the same for runs and for a user's model."""
+"""Ingredients of a recipe as axes, in cases and as arguments, for runs and for a user's own model."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The JSON Schema for editors: every experiment of ours passes, slips do not, and it says what conf/ says."""
+"""The JSON Schema for editors accepts our experiments, rejects mistakes, and has the comments of conf/."""
 
 import json
 from pathlib import Path

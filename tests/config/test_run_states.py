@@ -1,4 +1,4 @@
-"""The states of runs in the folder of a sweep, and notes on odd, edited and differently trained runs."""
+"""The states of runs in a sweep's folder, and notes on unreadable, edited and differently trained runs."""
 
 import errno
 
@@ -85,7 +85,7 @@ def test_a_run_without_read_permission_is_reported(sweep, monkeypatch):
 
 def test_runs_on_different_processors_are_reported(sweep):
     name, vector = processor()
-    other = f"{vector} other"  # this machine has every feature but one of the other's
+    other = f"{vector} other"  # this machine lacks one feature of the other processor
     write_json(run_of(sweep, 1).env, {"device": name, "cpu": name, "cpu_vector": other})
     (note,) = run_states(sweep).notes(here=True)
     assert f"2 on {described((name, vector))}" in note and f"1 on {name} ({other})" in note

@@ -223,7 +223,7 @@ def test_the_cost_of_a_rare_exchange_is_shared_by_its_steps():
 
 
 def test_sharded_exchange_sends_gradients_and_weights_in_their_formats():
-    """(N-1)/N n (k + k_w)/8 bytes, e4m3 and bf16: 12 bits a parameter."""
+    """A worker sends (N-1)/N n (k + k_w)/8 bytes: with e4m3 and bf16, as many as a 12-bit all-reduce."""
     what = exchanged("sharded", 12, codec=free(8), gather=free(16))
     assert exchange_s(what, LINK) == pytest.approx(2e-3 + 0.75 * VALUES * 3 / 1e8)
     codec, gather = Codec(8, 1e-9, 2e-9, 0.0, 9.0), Codec(16, 4e-9, 9.0, 9.0, 1e-9)

@@ -27,7 +27,7 @@ def deal(partition, epoch=0, seed=0, N=N):
 
 
 def share_of_two_classes(index_SxNxB):
-    """For each worker: how much of what it sees is of its two most frequent classes."""
+    """Return for each worker which share of its samples belongs to its two most frequent classes."""
     y = Labelled.y_N[index_SxNxB.transpose(0, 1).flatten(1)]
     return [row.bincount(minlength=CLASSES).sort().values[-2:].sum().item() / len(row) for row in y]
 
@@ -72,7 +72,7 @@ def test_small_alpha_skews_more_than_large():
 
 def test_settings_that_cannot_be_dealt_are_refused():
     with pytest.raises(ValueError, match=r"partition\.alpha=1e-05: .* fewer than 4 samples"):
-        deal(Dirichlet(1e-5), N=16)  # ten classes, whole, for sixteen workers
+        deal(Dirichlet(1e-5), N=16)  # each class goes to one worker: 10 classes, 16 workers
     with pytest.raises(ValueError, match=r"partition\.skew must lie between 0 and 1, not 2"):
         Skewed(2)
     with pytest.raises(ValueError, match=r"partition\.alpha must be above 0"):

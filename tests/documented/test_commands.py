@@ -101,7 +101,7 @@ cpdrun sweep exp=digits_bits --launcher pull --no-wait  # tests/launch/test_work
 """
 SHORTER |= dict.fromkeys((line.partition("  #")[0] for line in PLANNED.strip().splitlines()), "--dry-run")
 PLACEHOLDERS = {"RUN": "convnet-e3m0-aps-w8-s0"}
-# Pages whose commands need the records of a sweep, and the name of the sweep.
+# The name of the sweep whose records the commands of a page need.
 AFTER_A_SWEEP = {"docs/json.md": "digits_bits", "docs/reading_the_report.md": "digits_bits"}
 # The beginnings of lines, or "PAGE: line" for one page, that do not run, and what tests them instead, or why not.
 NOT_RUN_LINES = """

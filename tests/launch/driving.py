@@ -30,7 +30,7 @@ TINY_SEARCH = (
     "device=cpu",
 )
 HERE = Path(__file__).parent
-DEADLINE_S = 150  # for what comes in seconds where nothing else runs; pytest ends a test after 300
+DEADLINE_S = 150  # for events that take seconds on an idle machine; pytest ends a test after 300
 
 
 def make_job(sweep: SweepDir, name: str, **config: Any) -> Job:
@@ -55,7 +55,7 @@ def make_training_job(sweep: SweepDir, *typed: str) -> Job:
 
 
 def dawdling(file: Path, *, pause_s: float = 0.1, hang_rank: str = "null") -> list[str]:
-    """What to type for a run that takes its time, or hangs, while `file` exists: see dawdling_digits.py."""
+    """Return the words for a run that is slow or hangs while `file` exists (see dawdling_digits.py)."""
     knobs = {"while_exists": file, "pause_s": pause_s, "hang_rank": hang_rank}
     return [
         "data._target_=dawdling_digits.DawdlingDigits",
@@ -65,7 +65,7 @@ def dawdling(file: Path, *, pause_s: float = 0.1, hang_rank: str = "null") -> li
 
 @contextlib.contextmanager
 def training() -> Iterator[None]:
-    """Engines started in here train; elsewhere in these tests a stand-in only pretends to."""
+    """Engines that start in this context really train. Elsewhere in these tests, a stand-in pretends to."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(RUNNER_VARIABLE, raising=False)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
@@ -73,7 +73,7 @@ def training() -> Iterator[None]:
 
 
 def drive(executor: Executor, jobs: list[Job]) -> dict[str, dict[str, Any]]:
-    """Run `jobs` to their ends; the outcome of each by name."""
+    """Run `jobs` until they end, and return the outcome of each by name."""
     executor.submit(jobs)
     return finish(executor)
 

@@ -1,4 +1,4 @@
-"""One run under its agent: its ending is classified, and no process outlives the others."""
+"""A run with its agent: the agent classifies how the run ended, and no process outlives the others."""
 
 import json
 import os

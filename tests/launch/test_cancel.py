@@ -39,7 +39,7 @@ def test_a_command_is_cancelled_before_it_has_read_its_settings(command, tmp_pat
     cancel_sweep(sweep)
     said, _ = typed.communicate(timeout=DEADLINE_S)
     assert typed.returncode == 130, said
-    assert "Cancelled from another shell. Nothing was started." in said
+    assert "Canceled from another shell. Nothing was started." in said
     assert not any(run.attempts() for run in sweep.runs())
 
 

@@ -44,7 +44,7 @@ def _writes(pid, log):
 
 
 def test_killed_ranks_change_no_bit(trainer, sweep, tmp_path, monkeypatch):
-    """Of error feedback, gossip and outer steps: what only some ranks know comes back, too."""
+    """With error feedback, gossip and outer steps, state that only some ranks have is also restored."""
     from cpdrun.train.rank import run_rank
 
     slow = tmp_path / "slow"
@@ -105,7 +105,7 @@ def test_an_error_is_not_retried(job, local, act):
 
 
 def test_after_a_killed_engine_the_run_continues_from_its_checkpoint(job, local):
-    """Nothing that was kept in memory is left: the run goes on from there by itself."""
+    """The state in memory is lost, so the run continues from its checkpoint by itself."""
     one = job(epochs=40, epoch_s=0.05, elastic=True)
     executor = local()
     executor.submit([one])

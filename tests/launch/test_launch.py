@@ -50,7 +50,7 @@ def own_engine(monkeypatch):
 
 
 def result(process: subprocess.Popen) -> tuple[int, dict, str]:
-    """Exit code, summary, and everything that was printed before it."""
+    """Return the exit code, the summary, and everything that was printed before the summary."""
     out, err = process.communicate(timeout=DEADLINE_S)
     lines = out.splitlines()
     assert lines, err

@@ -1,4 +1,4 @@
-"""Slots: how many ranks run at once, and on which GPUs."""
+"""Slots determine how many ranks run at once, and on which GPUs."""
 
 import pytest
 from driving import drive, finish, wait_for

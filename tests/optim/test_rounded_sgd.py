@@ -86,4 +86,4 @@ def test_momentum_follows_a_loss_scale_that_changes():
         ends.append(at)
     torch.testing.assert_close(
         *ends, rtol=2e-6, atol=1e-7
-    )  # float32 roundings; a forgotten scale is a factor of 2
+    )  # only float32 roundings differ; a forgotten scale would be a factor of 2

@@ -84,7 +84,7 @@ def received(trained, tmp_path, monkeypatch) -> SweepDir:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "cpdrun.report.plots.available", lambda: iter(())
-    )  # they take most of a report's time
+    )  # plots take most of a report's time
     monkeypatch.setattr("cpdrun.whatif.effects.subprocess.run", _in_this_process)
     monkeypatch.setattr("os.fsync", lambda fd: None)
     shutil.copytree(trained.path, tmp_path / "shared", symlinks=True)
@@ -376,7 +376,7 @@ CASES: dict[str, Case] = {
 
 
 def test_reading_in_a_process_of_its_own(received):
-    """As a user types it, with the folder's modules on Python's path."""
+    """Run the command as a user would, with the folder's modules on Python's path."""
     CASES["code in a format of precision"](received, Path("outside"))
     each(("status.json", "metrics.jsonl", "attempts/1/where.json"), pipe)(received, Path("outside"))
     shutil.rmtree(received.prediction.path)

@@ -1,4 +1,4 @@
-"""A made-up sweep of methods as cases: what each sends follows from its config, what each reaches is made up."""
+"""A made-up sweep with methods as cases. Their bytes follow from their configs. Losses are made up."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ from cpdrun.record import write_json
 from cpdrun.study.group import method_of
 
 PARAMETERS, WORKERS = 360_000, 4
-SHARE = 2 * (WORKERS - 1) / WORKERS  # of an all-reduce's values, that a worker sends
+SHARE = 2 * (WORKERS - 1) / WORKERS  # values that a worker sends in an all-reduce, per value of the model
 ALL_REDUCE = {"_target_": "cpdrun.comm.AllReduceSync", "order": "hierarchical"}
 
 
@@ -65,7 +65,7 @@ def fill_methods(sweep: Sweep, seeds: int = 8, parameters: int | None = PARAMETE
 
 
 def calibrate(sweep: Sweep, *, values: int = PARAMETERS, codec_s: float = 1e-9) -> None:
-    """Write a calibration: 10 ms of computing, and `codec_s` seconds per value for each operation on it."""
+    """Write a calibration: 10 ms of computing, and `codec_s` seconds per value for each codec operation."""
     codec = {"pack_s": codec_s, "add_s": codec_s, "sum_s": codec_s, "unpack_s": codec_s, "largest_s": codec_s}
     bits = {"fp32": 32, "bf16": 16, "e4m3": 8, "e3m0": 4}
     messages = [

@@ -46,7 +46,7 @@ def undecided(sweep, gaps=GAPS):
 
 
 def undecided_in_a_table(sweep):
-    """More ladders than the first lines describe one by one."""
+    """More open ladders than the first lines describe one by one. They are listed in a table."""
     undecided(sweep, GAPS | {64: (-0.08, 0.01, -0.03)})
 
 

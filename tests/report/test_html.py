@@ -172,7 +172,7 @@ def test_letters_are_readable_in_light_and_dark_and_paper_is_white(rich_page):
         assert min(contrast(color, grounds[-1]) for color in found) >= 4.5, scheme
     raw = page.run("""[...document.querySelectorAll('figure svg [style^="fill: #"]')]
         .filter(e => !e.style.fillOpacity && !e.style.opacity).length""")
-    assert raw == 0  # letters with a halo are paths
+    assert raw == 0  # no fixed colors, not even in letters with a halo, which are paths
     emulate(page, media="print", scheme="dark")
     assert hexadecimal(page.run(BACKGROUND)) == grounds[0] == "#ffffff" != grounds[1]
     emulate(page)

@@ -105,7 +105,7 @@ def test_a_seed_counts_once(new_sweep, report):
     sweep = new_sweep()
     for seed in range(2):
         sweep.add(seed=seed, accuracy=0.98)
-        sweep.add("e4m3", seed=str(seed), accuracy=0.97)  # a text pairs with the number
+        sweep.add("e4m3", seed=str(seed), accuracy=0.97)  # a seed that is text pairs with the number
     sweep.add("e4m3", seed=1, accuracy=0.97, name="same-again")
     assert not [note for note in report(sweep).notes if "another" in note or "lacks" in note]
     sweep.add("e4m3", seed=1, accuracy=0.6, name="another-value")

@@ -34,7 +34,7 @@ def titles(made, name: str) -> list[str]:
 
 
 def add(sweep, values: dict, metric="test_accuracy", **config):
-    """Add a run for each seed's value of each format."""
+    """Add a run for each format and seed. `values` maps a format to the value of the metric for each seed."""
     for format, seeds in values.items():
         for seed, value in enumerate(seeds):
             sweep.add(format, seed=seed, metrics={metric: value}, **config)

@@ -1,4 +1,4 @@
-"""Searches that end at once: planned once, and run in the folder of the test."""
+"""Searches whose runs end at once. Each is planned only once, and runs in the folder of the test."""
 
 import io
 import math
@@ -20,7 +20,7 @@ from cpdrun.search.settings import budget as parsed
 
 @cache
 def _asked(*typed):
-    """Planning takes longer than all these runs."""
+    """Return the planned search. It is cached, because planning takes longer than all these runs."""
     return ask(list(typed))
 
 
@@ -34,7 +34,7 @@ def as_new(monkeypatch):
 
 @pytest.fixture
 def launch():
-    """The results of a question in a folder, the lines that the search prints, and its exit codes."""
+    """launch(question, folder) -> the results of the search, the lines that it prints, and its exit codes."""
 
     def launch(question, folder, slots=2):
         results = Results(replace(question, directory=SweepDir(folder)))
@@ -50,13 +50,13 @@ def launch():
 
 @pytest.fixture
 def asked(request):
-    """The question of the module's TYPED and further words."""
+    """asked(*typed) -> the planned search for the words in TYPED of the test module and in `typed`."""
     return lambda *typed: _asked(*request.module.TYPED, *typed)
 
 
 @pytest.fixture
 def go(asked, tmp_path, launch):
-    """The results of a search as typed, its printed lines, and its exit codes."""
+    """go(*typed) -> the results of a search for these words, the lines that it prints, and its exit codes."""
 
     def go(*typed, folder="here", slots=2, budget=None):
         question = asked(*typed)
@@ -68,7 +68,7 @@ def go(asked, tmp_path, launch):
 
 @pytest.fixture
 def predictions(monkeypatch):
-    """Chances of failing by format, in place of those of an observed run. Tests may change them."""
+    """The chance of each format to fail, in place of predictions from a run. Tests may change it."""
     chances = {"e4m3": 0.1, "e3m2": 0.2, "e3m0": 0.4, "e2m0": 0.9}
 
     def with_chances(question, ladder, run, strict):

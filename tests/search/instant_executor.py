@@ -10,7 +10,7 @@ from cpdrun.record import Ending, Outcome, append_json_line, write_json
 
 GAPS = {("e3m0", True): -0.002, ("e3m2", False): -0.6, ("e2m0", True): -0.88, ("e4m1", False): math.nan}
 WORLD = World({}, noise=0.0035)
-OFF = {}  # by format and learning rate: the loss of accuracy against the best rate; NaN diverges
+OFF = {}  # (format, learning rate) -> accuracy lost against the best rate; NaN diverges
 
 
 class PowerCutError(Exception):
@@ -24,9 +24,9 @@ class Instant(Executor):
     """
 
     here = True
-    cut_after = math.inf  # events of all executors
+    cut_after = math.inf  # number of events of all executors until the power fails
     failing: tuple[str, ...] = ()
-    rounds: list[int] = []  # noqa: RUF012  jobs of each executor
+    rounds: list[int] = []  # noqa: RUF012  number of jobs of each executor
 
     def __init__(self, slots=2, *, sweep, options, warm=None):
         self.slots, self._queue, self._rng = slots, [], random.Random(0)

@@ -1,4 +1,4 @@
-"""A made-up world to search in: cells with known gaps, runs that end in random order, and a search loop."""
+"""A simulated world for searches: cells with known gaps, runs that end in random order, and a search loop."""
 
 import math
 import random
@@ -24,8 +24,11 @@ def ladder(label: str, *widths: list[str]) -> Ladder:
 
 @dataclass
 class World:
-    """`gaps` are the true differences from the baseline; NaN always diverges. Values share the effect of their seed,
-    and each has its own noise of deviation `noise`."""
+    """Cells with known differences from the baseline, which are `gaps`. A gap of NaN always diverges.
+
+    All values of a seed share a random offset. Each value also has its own noise with standard deviation
+    `noise`.
+    """
 
     gaps: dict[str, float]
     noise: float = 0.35

@@ -1,4 +1,4 @@
-"""scripts/research/prediction/replay_search.py on a made-up grid, and on the recorded grids."""
+"""Run scripts/research/prediction/replay_search.py on a made-up grid and on the recorded grids."""
 
 import io
 from pathlib import Path

@@ -8,7 +8,7 @@ def figures(verdict, found):
 
 
 def told(results):
-    """Return the verdict and the figures of each candidate of a search that has pairs."""
+    """Return the verdict and the figures of each candidate that has pairs."""
     rows = [row for state in results.states() for row in state]
     return {c.label: figures(width.verdict_of(found), found) for c, found, width in rows if found.pairs}
 

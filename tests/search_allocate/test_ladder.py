@@ -73,7 +73,7 @@ def train(question):
 
 @pytest.fixture(scope="module")
 def descent(question):
-    """All rounds, as the command runs them, and the levels that are allocated after each."""
+    """Return all rounds, run as the command runs them, and the levels that are allocated after each round."""
     rounds, levels = [], []
     while question is not None:
         for run in question.runs:

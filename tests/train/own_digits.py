@@ -28,7 +28,7 @@ class OneByOne(IterableDataset):
 
 
 class DigitsOneByOne:
-    """Streams that do not report their length."""
+    """The digits as two streams that do not report their length."""
 
     num_classes, in_channels = 10, 1
 

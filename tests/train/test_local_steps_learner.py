@@ -72,7 +72,7 @@ def test_init_from_reads_the_agreed_weights_of_a_finished_run(trained):
             "sync: format=e4m3: QSGD does not send values in a number format",
         ),
         (("precision.weights=bf16",), "workers that train on their own keep float32 weights"),
-        (("recipe=fp8_delayed",), "workers that train on their own have no common steps"),
+        (("recipe=fp8_delayed",), "workers that train on their own take separate optimizer steps"),
     ],
 )
 def test_invalid_settings_are_named_before_the_run(typed, message):

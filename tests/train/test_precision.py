@@ -58,7 +58,7 @@ def test_weights_are_rounded_and_the_master_copy_keeps_small_updates():
         precision.prepare(model)
         optimizer = torch.optim.SGD([w], lr=1.0)
         for _ in range(6):
-            w.grad = torch.full((4,), 0.03)  # a quarter of the unit below 1 in e5m2, 0.125
+            w.grad = torch.full((4,), 0.03)  # a quarter of 0.125, the spacing of e5m2 below 1
             precision.step(optimizer, [w])
             assert representable(w.detach(), "e5m2")
         assert bool((w < 1).all()) == moved

@@ -1,4 +1,4 @@
-"""What keeps a run from starting is reported beforehand in one line, including errors in a user's own classes."""
+"""What keeps a run from starting is reported in advance in one line, including errors in a user's classes."""
 
 import re
 import sys

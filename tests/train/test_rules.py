@@ -22,7 +22,7 @@ def net():
 
 
 def after_a_step(precision, step=0):
-    """All weights and statistics after a step of SGD."""
+    """Return all weights and statistics after one step of SGD."""
     model = precision.prepare(net())
     precision.at(step)
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
@@ -163,7 +163,7 @@ def test_the_key_rules_changes_no_name_if_empty():
 
 
 def test_a_rule_whose_steps_come_after_the_last_is_an_error():
-    """So is a rule that an earlier one leaves nothing before that."""
+    """A rule is also an error if earlier rules match everything in all steps of the run."""
     late = {"modules": "0", "role": "weight", "format": "e5m2", "steps": [10, None]}
     for rules, i, why in (
         ([late], 0, "the run has 10 steps"),

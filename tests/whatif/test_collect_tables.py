@@ -34,8 +34,11 @@ def seen_of(*tensors: torch.Tensor) -> TensorStatistics:
 
 
 def check(x: torch.Tensor, seen: TensorStatistics, fmt: Format, shift: int) -> None:
-    """Values beyond the largest are those that quantize would change without saturation. Their error is that of the
-    largest value."""
+    """Compare `rounding_error_of` with errors that are computed value by value.
+
+    A value counts as beyond the largest one if it would overflow without saturation. Its error is that of the
+    largest value, to which it saturates.
+    """
     finite = x[torch.isfinite(x) & (x != 0)].double()
     scaled = finite * 2.0**shift
     rounded = custom_fp.quantize(scaled, fmt).double()

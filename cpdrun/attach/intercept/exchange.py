@@ -165,7 +165,10 @@ class GradientMean(ResumableSum):
         script.register_state(name, self)
 
     def names_of(self, parameters: Sequence[nn.Parameter]) -> list[str]:
-        """Return the names of the parameters. New parameters are added to the sum. The state of the others is kept."""
+        """Return the names of the parameters.
+
+        New parameters are first added to the sum, which keeps its state for the others.
+        """
         new = [p for p in parameters if p not in self._index]
         if new:
             for p, name in zip(new, self.script.names_of(new), strict=True):

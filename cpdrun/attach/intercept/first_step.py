@@ -108,7 +108,10 @@ class FirstStepCoverage:
         self._watch.around(torch.amp.GradScaler, "step", self._scaler_step)
 
     def _stop(self) -> None:
-        """Stop counting and remove all hooks. Optimizer hooks must not call this function, because it removes them."""
+        """Stop counting and remove all hooks.
+
+        Optimizer hooks must not call this function, because it would remove them while they run.
+        """
         self._stop_counting()
         if self._counting is None:
             self._watch.undo()

@@ -45,7 +45,7 @@ LEFT_ALONE = "left alone"
 
 
 class Interceptor:
-    """Controls the script of this process.
+    """Applies a run's config to the script that this process executes.
 
     Args:
         config: The run's config.
@@ -96,7 +96,7 @@ class Interceptor:
             )
 
     def uninstall(self) -> None:
-        """Restore torch's functions. Optimizers and models that were created before remain intercepted."""
+        """Restore torch's functions. Optimizers and models that were created earlier remain intercepted."""
         self.patches.undo()
         Interceptor.current = None
 

@@ -12,7 +12,7 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Replace owner.name, so that owner.name(*args, **kwargs) is call(original, *args, **kwargs)."""
+        """Replace owner.name with a function that returns call(original, *args, **kwargs)."""
         original = getattr(owner, name)
 
         @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Recording of a script's tensors in some of its steps (`observe=N`), so that the effects of formats can be predicted.
+"""Record a script's tensors at some of its steps (`observe=N`), to predict the effects of formats.
 
 The record is the file RUN/observed.npz, as in a built-in run. It contains statistics of these tensors:
 

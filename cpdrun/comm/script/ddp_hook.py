@@ -112,7 +112,7 @@ class HookState:
             try:
                 future.set_result(work())
             except BaseException as error:
-                future.set_exception(error)  # type: ignore[arg-type]  # torch declares the argument as a result
+                future.set_exception(error)  # type: ignore[arg-type]  # torch annotates it as a result
 
         self._thread.submit(complete)
         return future

@@ -91,7 +91,7 @@ class Mesh:
         return replace(how, order="rank", group_size=AUTO)
 
     def check(self, sync: AllReduceSync) -> None:
-        """Raise ValueError for settings that sums over replicas do not support."""
+        """Raise ValueError if there are replicas and a setting is not supported for sums over replicas."""
         if self.replicas == 1:
             return
         refused = {

@@ -106,9 +106,7 @@ class Sum:
                 "Set kahan=false"
             )
         if self.group_size is None:
-            object.__setattr__(
-                self, "group_size", AUTO
-            )  # None has the same meaning, so it is stored as "auto".
+            object.__setattr__(self, "group_size", AUTO)  # None also means "auto", which is stored instead.
         if self.compat:
             self._check_compat()
 

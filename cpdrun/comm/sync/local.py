@@ -178,7 +178,7 @@ class OuterStep:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state that `state_dict` returned on rank 0, on every rank, after `begin`."""
+        """Load the state that `state_dict` returned on rank 0. Call this on every rank, after `begin`."""
         for agreed, kept in zip(self.agreed, state["agreed"], strict=True):
             agreed.copy_(kept)
         self.optimizer.load_state_dict(state["optimizer"])

@@ -175,10 +175,10 @@ def shard_evenly(numels: Sequence[int], owners: int, granule: int) -> Sharding:
 
 
 def _nearest(firsts: Sequence[int], block: int, granule: int) -> int:
-    """Return the allowed boundary of shards that is nearest to a block.
+    """Return the allowed shard boundary that is nearest to a block.
 
-    Shards may be divided at the ends of layers and, inside layers, at the boundaries of granules. All numbers are in
-    units of blocks. `firsts` contains the first block of each layer, and the end of the last layer.
+    A shard may end at the end of a layer or, inside a layer, at a boundary between granules. All numbers are
+    in units of blocks. `firsts` contains the first block of each layer, and the end of the last layer.
     """
     layer = min(bisect_right(firsts, block), len(firsts) - 1) - 1
     before = (block - firsts[layer]) // granule * granule + firsts[layer]

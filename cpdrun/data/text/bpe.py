@@ -25,7 +25,7 @@ from torch import Tensor
 from cpdrun.data.base import DataError
 from cpdrun.data.cache import written_once
 
-SMALLEST, LARGEST = 257, 65536  # one more than the bytes, and the largest vocabulary that 16 bits can index
+SMALLEST, LARGEST = 257, 65536  # the 256 bytes and one merged pair; as many as 16 bits can index
 PIECE_BYTES = 1 << 16  # the bytes of a text that are encoded at once; no token crosses the end of a piece
 PIECES = 64  # the pieces that the library encodes in one call
 
@@ -107,7 +107,7 @@ def _write(folder: Path, train: bytes, test: bytes, vocab: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, text in (("train", train), ("test", test)):
         np.save(folder / f"{name}.npy", _encoded(tokenizer, list(_pieces(text))))
-    # The library represents each byte as one of 256 characters, so len() of a token is its number of bytes.
+    # The library represents each byte as one of 256 characters, so a token has as many characters as bytes.
     lengths = [len(tokenizer.id_to_token(i)) for i in range(tokenizer.get_vocab_size())]
     np.save(folder / "lengths.npy", np.array(lengths, dtype=np.uint16))
 

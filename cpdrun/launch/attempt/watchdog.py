@@ -7,10 +7,10 @@ run are stopped, or that a process waits for something other than a rank.
 import time
 from pathlib import Path
 
-# When their patience is over, ranks have this many seconds to find out and report which of them hangs.
+# After `patience_s` without progress, ranks have this many seconds to find and report the rank that hangs.
 NAMING_S = 15.0
 OF_TRAINING, OF_SCRIPT = "no step", "no output, no run.log() and no optimizer step"
-# If more than this many seconds pass between two checks, the watchdog was suspended, and probably the run, too.
+# If more than this many seconds pass between two checks, the watchdog and probably the run were suspended.
 ASLEEP_S = 10.0
 
 

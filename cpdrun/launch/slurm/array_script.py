@@ -14,7 +14,7 @@ from cpdrun.record import SweepDir
 AUTO = "auto"
 # The forms of a time limit that sbatch accepts.
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-MEM_PER_CPU_GB = 2  # This is more than torch and the images of a data loader need.
+MEM_PER_CPU_GB = 2  # more than torch and the images of a data loader need
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _outcome(job: Job, element: str, *, cancelled: bool) -> Outcome:
     if attempt is not None and attempt.whereabouts().scheduled == element:
         return attempt.outcome() or Outcome(Ending.KILLED, reason="killed by Slurm, with its agent")
     if cancelled or job.run.preempt.exists():
-        return Outcome(Ending.PREEMPTED, reason="cancelled before it had begun")
+        return Outcome(Ending.PREEMPTED, reason="canceled before it had begun")
     log = job.run.sweep.slurm_logs / f"{element}.log"
     words = last_line(log) or "no output"
     return Outcome(Ending.FAILED, reason=f"never began ({words}); see {log}")

@@ -53,8 +53,8 @@ def withdraw(sweep: SweepDir, name: str | None = None) -> int:
         if state == "PENDING" and name in (None, run)
     ]
     if waiting:
-        # Without a name, all waiting elements are canceled, so scancel can select them by their state. It cannot select
-        # a single element by state, because it treats all waiting elements of an array as one job.
+        # Without a name, all waiting elements are canceled, so scancel can select them by their state. It
+        # cannot do this for a single element, because it treats all waiting elements of an array as one job.
         only = ["--state=PENDING"] if name is None else []
         with contextlib.suppress(LaunchError):  # Some elements may have started in the meantime.
             slurm("scancel", *only, *waiting)

@@ -38,7 +38,7 @@ def elements_in_queue(jobs: list[str]) -> dict[str, str]:
 
 
 def examine() -> Finding:
-    """Return whether this machine has Slurm, and its partitions."""
+    """Return whether this machine has Slurm and, if so, which partitions, for `cpdrun doctor`."""
     if shutil.which("sbatch") is None:
         return Finding("Slurm", "no", "there is no sbatch here, so sweeps run on this machine")
     try:

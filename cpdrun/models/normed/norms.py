@@ -175,7 +175,7 @@ def activates(norm: nn.Module) -> bool:
 
 
 def activated(norm: nn.Module) -> nn.Module:
-    """Return the norm, followed by a ReLU if it does not include the activation."""
+    """Return the norm, followed by a ReLU unless the norm includes the activation."""
     return norm if activates(norm) else nn.Sequential(norm, nn.ReLU())
 
 

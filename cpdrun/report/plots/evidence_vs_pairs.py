@@ -23,7 +23,7 @@ from cpdrun.study.verdicts import MARKS, Kind
 FEWEST_PAIRS = 4
 # Evidence beyond this value is drawn at this value, because evidence against a bad format can reach hundreds.
 _MOST = 8.0
-# Named cases have no strategy, so their styles show the verdicts.
+# The styles of formats show their strategies. Named cases have none, so their styles show the verdicts.
 _OF_CASES = {Kind.CERTIFIED: WITH_APS, Kind.REFUTED: WITHOUT_APS, Kind.OPEN: FP32, Kind.NOT_TESTED: FP32}
 
 

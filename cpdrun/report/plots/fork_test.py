@@ -49,7 +49,8 @@ def _panel(axes: Axes, test: ForkTest) -> None:
     axes.set_ylabel(f"gap of {test.metric.replace('_', ' ')} to {test.baseline}")
     if test.setting:
         axes.set_title(test.setting, loc="left", **HEADING)
-    axes.get_xlim(), axes.get_ylim()  # This fixes the limits, so that the names do not change them.
+    # Reading the limits makes matplotlib compute them. `write_names` needs the final limits.
+    axes.get_xlim(), axes.get_ylim()
     write_names(axes, names)
 
 

@@ -95,9 +95,9 @@ class ErrorProbabilities:
     """The allowed error probabilities of one verdict.
 
     Attributes:
-        certify: Of a wrong certificate.
-        refute: Of a wrong refutation.
-        interval: Of an interval that misses the true mean difference.
+        certify: The probability of a wrong certificate.
+        refute: The probability of a wrong refutation.
+        interval: The probability that the interval misses the true mean difference.
     """
 
     certify: float

@@ -60,8 +60,9 @@ class EmulatedWorkers:
 class SharedModel(EmulatedWorkers):
     """Workers with one set of weights.
 
-    Buffers, such as the running statistics of BatchNorm, are those of worker 0, as with DDP's broadcast_buffers. Every
-    worker starts a step with worker 0's buffers after the previous step. Changes by other workers are discarded.
+    Buffers, such as the running statistics of BatchNorm, are those of worker 0, as with DDP's
+    broadcast_buffers. Every worker starts a step with the buffers that worker 0 had at the end of the
+    previous step. Changes that other workers make are discarded.
     """
 
     separate_weights = False

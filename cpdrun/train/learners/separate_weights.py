@@ -67,8 +67,9 @@ class SeparateWeights(Learner):
             )
         if precision.remembers:
             raise ValueError(
-                f"{precision.remembers}: {who} have no common steps, which delayed scales need. Use formats whose "
-                "scales depend only on the current tensor, as in recipe=fp8_tensorwise"
+                f"{precision.remembers}: {who} take separate optimizer steps, but delayed scales need "
+                "common ones. Use formats whose scales depend only on the current tensor, as in "
+                "recipe=fp8_tensorwise"
             )
 
     def step_workers(

@@ -52,7 +52,7 @@ class OptimizerRounding:
         self.update, self.order, self.state = update, order, state
 
     def check(self, optimizer: Optimizer) -> None:
-        """Raise ValueError if this optimizer is not supported, because its operations are unknown."""
+        """Raise ValueError if every operation must be rounded, but this optimizer is not plain SGD."""
         groups = optimizer.param_groups
         is_sgd = type(optimizer) is SGD and not any(g["dampening"] or g["maximize"] for g in groups)
         if self.update and not is_sgd:

@@ -101,7 +101,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def _seal(file: BinaryIO, run: str) -> None:
-    """Append the seal to the archive in `file` and set the length of the archive's comment."""
+    """Append the seal to the archive in `file` as its comment, and set the length of the comment."""
     end = file.seek(0, os.SEEK_END)
     length = len(_seal_of(run, "0" * 64))
     file.seek(end - LENGTH_BYTES)

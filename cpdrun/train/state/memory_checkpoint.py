@@ -96,7 +96,10 @@ class MemoryCheckpoint:
         return self.board
 
     def is_due(self) -> bool:
-        """Return whether it is time to save the state. This is True once, and then False until the state is saved."""
+        """Return whether it is time to save the state.
+
+        After returning True, this method returns False until the state has been saved.
+        """
         now = time.monotonic()
         if now < self._due:
             return False

@@ -496,7 +496,7 @@ def _split(name: str) -> tuple[str, _Base, list[str]] | None:
 
 
 def _scale(base: _Base, options: Mapping[str, Any]) -> Scale:
-    """Return the scales of a base, changed by the given options."""
+    """Return the scales of the format `base`, changed by the given options."""
     scale, fmt = base.scale, options.get("format", base.scale.format.name)
     if fmt != scale.format.name and scale.how.is_power:
         scale = replace(scale, format=ScaleFormat.parse(fmt), rule=BY_FORMAT)

@@ -207,7 +207,7 @@ def override_(module: nn.Module, name: str, value: Any) -> None:
 
 
 def plain(module: nn.Module) -> Any:
-    """Return an object of the module's original class that shares the module's original attributes."""
+    """Return the module without rounding: an object of its original class with its original attributes."""
     attachment = module.__dict__["attachment"]
     attributes = {name: value for name, value in module.__dict__.items() if name not in OURS}
     for name in HOOKS:
@@ -238,7 +238,7 @@ def _new(plain_class: type, rounding_class: type | None) -> Any:
 
 
 def _join(copied: Any) -> None:
-    """Add a copied module to the owners of its delayed scales."""
+    """Register a copied module as one of the owners of its delayed scales."""
     histories = copied.attachment.histories
     if histories is not None:
         histories.owners.add(copied)

@@ -68,7 +68,7 @@ def _output_heads(names: dict[nn.Module, str]) -> list[nn.Module]:
         is_last_child = layer is layers[-1] and len(path) < 2
         has_usual_name = bool(path) and path[-1] in HEAD_NAMES and not any(map(str.isdigit, path))
         if is_last_child or has_usual_name:
-            heads[".".join(path)] = layer  # of a Sequential, keep only the last layer
+            heads[".".join(path)] = layer  # of several heads in a Sequential, keep only the last
     return list(heads.values())
 
 

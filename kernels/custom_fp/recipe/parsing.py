@@ -186,7 +186,7 @@ def rounding_to(
     if kahan and role != "accumulator":
         raise ValueError(f"{typed}: kahan requires the role accumulator, not {role}")
     if aps and role == "accumulator":
-        raise ValueError(f"{typed}: an accumulator has no tensor to shift; use aps=false")
+        raise ValueError(f"{typed}: aps=true scales tensors, but an accumulator has none; use aps=false")
     if aps and fmt is not None and parse(fmt).has_scales:
         raise ValueError(f"{typed}={name} has its own scales; use aps=false")
     return None if fmt is None else QuantizationSpec(fmt, aps, kahan)

@@ -105,7 +105,7 @@ def _round(kind: str, fmt: ScaledFormat, layout: Layout, x: Tensor, *out: Tensor
 
 
 def _ends(kind: str, x: Tensor) -> Tensor:
-    """Return the largest magnitude (NaN if any), and for affine integers also min(x, 0) and max(x, 0)."""
+    """Return the largest magnitude, or NaN if x has one. For affine integers, append min(x, 0), max(x, 0)."""
     low, high = (end.to(torch.float32) for end in torch.aminmax(x))
     largest = torch.maximum(low.abs(), high.abs())
     return largest if kind == "codebook" else torch.stack([largest, low.clamp(max=0.0), high.clamp(min=0.0)])

@@ -36,7 +36,7 @@ def explain(failure: Failure) -> Cause | None:
 
 
 def special_values(failure: Failure) -> Iterator[Cause]:
-    """Yield causes by which NaN and infinity were lost or appeared unexpectedly."""
+    """Yield possible causes of NaN and infinity that are lost or appear unexpectedly."""
     low, high, special, _ = failure.bounds
     got, largest = failure.got, failure.whole.output.max
     replaced = special & failure.matches(failure.exact)

@@ -37,7 +37,10 @@ def result_format(how: Accumulator) -> Any:
 
 
 def depth_of(how: Accumulator) -> int:
-    """Return the number of terms of a vector: two blocks (or chunks) and a part of a third one."""
+    """Return the number of terms of a vector: two blocks (or chunks) and a part of a third one.
+
+    Without blocks and chunks, the number is `UNBLOCKED_TERMS`.
+    """
     block = how.chunk or how.block
     return UNBLOCKED_TERMS if block == 1 else 2 * block + max(1, block // 2)
 

@@ -19,7 +19,7 @@ from custom_fp.reference import random_words
 from custom_fp.scaled import scales
 
 SCALES = 0xFFFFFFFB  # the scales of the first vector use this random stream, and those of the second the one before it
-WIDE = 60  # products that are far apart have scales in e8m0 from 2**-WIDE to 2**WIDE
+WIDE = 60  # in the cases with scales far apart, e8m0 scales are from 2**-WIDE to 2**WIDE
 Case = tuple[str, list[float], list[float]]
 Scales = tuple[list[float], list[float]]
 

@@ -1,6 +1,8 @@
-"""What the CUDA kernels must make as the CPU's do, bit for bit: every operator on hostile values, at addresses that are
-and are not aligned, with grids that are smaller and larger than asked for. test_ptx.py runs a few of a kind,
-scripts/checks/check_ptx.py all of it.
+"""Cases in which CUDA kernels must return the bits of the CPU kernels.
+
+Every operator is called with hostile values, at aligned and unaligned addresses, and with grids that are
+smaller and larger than requested. test_ptx.py runs a few cases of each kind, and scripts/checks/check_ptx.py
+runs all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ptx_device import Device
 from torch import Tensor
 
 SEED = 2**40 + 7
-OFFSETS = [0, 100, 2**40 + 13]  # of an element's index, for its random bits
+OFFSETS = [0, 100, 2**40 + 13]  # index of the first element, which determines the random bits
 LENGTHS = [1, 3, 5, 511, 2047, 2048, 2049, 4099]
 # One kernel of each of these kinds, in one rounding mode. test_cuda_source.py compiles kernels of all other kinds.
 SOME_KERNELS = {
@@ -38,7 +40,7 @@ GRIDS = {"as asked": lambda x: x, "one block": lambda x: 1, "a block more": lamb
 
 @dataclass
 class Compared:
-    """How many values of each operator were compared, and which calls made others."""
+    """The number of values that were compared for each operator, and the calls whose results differed."""
 
     device: Device
     dice: random.Random
@@ -46,7 +48,7 @@ class Compared:
     wrong: list[str] = field(default_factory=list)
 
     def equal(self, what: str, on_gpu: Callable[[], object], got: Tensor, expected: Tensor) -> None:
-        """on_gpu fills `got`, of which nothing may be left as it was."""
+        """Call `on_gpu`, which must overwrite all of `got`, and compare `got` with `expected`."""
         grid = self.dice.choice(list(GRIDS))
         self.device.grid = GRIDS[grid]
         with self.device.in_place():
@@ -60,7 +62,7 @@ class Compared:
             self.wrong.append(f"{what}, grid {grid}: {int(differ)} bytes differ of {got.nbytes}")
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """At a multiple of 64 bytes or a few elements past it, filled with what no kernel makes."""
+        """Return a tensor at or slightly past a multiple of 64 bytes, filled with what no kernel writes."""
         n, past = math.prod(shape), self.dice.choice([0, 0, 1, 2, 3])
         room = torch.empty(n + past + 64, dtype=dtype)
         start = -(room.data_ptr() // room.element_size()) % (64 // room.element_size()) + past
@@ -69,7 +71,7 @@ class Compared:
         return flat.view(shape)
 
     def data(self, *shape: int, kind: str = "any") -> Tensor:
-        """Bit patterns, normal numbers of several sizes and specials; or normal numbers alone."""
+        """Return bit patterns, Gaussian numbers of several scales and specials, or only Gaussian numbers."""
         n = math.prod(shape)
         g = torch.Generator().manual_seed(self.dice.randrange(2**31))
         x = torch.randn(n, generator=g)
@@ -92,7 +94,7 @@ def rules(roundings: list[str], overflows: list[str]) -> list[dict[str, object]]
 
 
 def elements(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> None:
-    """quantize, of float32 and of float64 between float32 values, and pack."""
+    """Compare quantize, for float32 and for float64 values between those of float32, and pack."""
     n, words = to.dice.choice(LENGTHS), words | {"offset": to.dice.choice(OFFSETS)}
     rule, x, said = Rule(**words), to.data(n), f"{fmt} {words} {n}"
     double = to.empty(n, dtype=torch.float64)
@@ -107,10 +109,10 @@ def elements(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) ->
 
 
 def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> None:
-    """accumulate and accumulate_packed, plain and Kahan's."""
+    """Compare accumulate and accumulate_packed, with plain and with Kahan summation."""
     n, terms = min(to.dice.choice(LENGTHS), 2049), to.dice.choice([1, 3, 9])
     if n <= 5 and terms == 9:
-        terms = cuda.FEW + 3  # more than a kernel takes with its arguments
+        terms = cuda.FEW + 3  # more than fit into the arguments of a kernel
     words = words | {"offset": to.dice.choice(OFFSETS)}
     rule = Rule(**words)
     for kind in ("any", "normal"):
@@ -140,7 +142,7 @@ def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> Non
 
 
 def codes(to: Compared, fmt: Format | Tabulated) -> None:
-    """encode, decode of every type of code, unpack with shifts."""
+    """Compare encode, decode for every type of code, and unpack with shifts."""
     n = to.dice.choice(LENGTHS)
     x = to.data(n)
     expected = custom_fp.encode(x, fmt)
@@ -185,7 +187,7 @@ def products(to: Compared, fmt: Format | Tabulated) -> None:
 
 
 def dots(to: Compared, name: str) -> None:
-    """Products by an Accumulator."""
+    """Compare matrix products with an Accumulator."""
     how = custom_fp.Accumulator.parse(name)
     rule = replace(how.rule, seed=SEED)
     a, b = to.data(2, 7, 37, kind="normal"), to.data(1, 37, 9, kind="normal")
@@ -200,7 +202,7 @@ def dots(to: Compared, name: str) -> None:
 
 
 def fused_sum(to: Compared) -> None:
-    """Sums of all terms at once, exact and aligned."""
+    """Compare sums that add all terms at once, exact and aligned."""
     for width, emin, count in ((None, -126, 5), (3, -6, 2), (23, -126, 9), (40, -14, 1)):
         n = to.dice.choice(LENGTHS)
         terms = [to.data(n, kind=to.dice.choice(["any", "normal"])) for _ in range(count)]
@@ -215,7 +217,7 @@ def fused_sum(to: Compared) -> None:
 
 
 def whole(to: Compared) -> None:
-    """scale_pow2, max_exponent, the Hadamard transform: what knows no format."""
+    """Compare the operators without a format: scale_pow2, max_exponent and the Hadamard transform."""
     for shift in (0, 3, -127, 200, 10**9):
         x = to.data(to.dice.choice(LENGTHS))
         out = to.empty(len(x))
@@ -247,7 +249,7 @@ def whole(to: Compared) -> None:
 
 
 def scaled(to: Compared, name: str, words: dict[str, object], shape: tuple[int, ...] = (3, 41, 150)) -> None:
-    """A format with scales along every axis: quantize, codes and back."""
+    """Compare quantize, encode and decode for a format with scales, along every axis."""
     fmt, rule = custom_fp.parse(name), Rule(**words)
     x = to.data(*shape, kind="normal")
     x *= torch.logspace(-20, 8, shape[-1])

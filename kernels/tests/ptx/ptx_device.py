@@ -1,6 +1,8 @@
-"""A GPU that is this CPU: it runs the PTX that NVRTC makes of csrc/custom_fp.cu, launched by cuda.py and its neighbours
-as they are, on tensors in ordinary memory. What a launch is given is checked against the kernel's parameters, and every
-access to memory against the tensors whose addresses were taken for that launch.
+"""A simulated GPU: the CPU runs the PTX of csrc/custom_fp.cu on tensors in ordinary memory.
+
+NVRTC compiles the PTX. cuda.py and its neighbors launch the kernels, without changes. The arguments of a
+launch are checked against the kernel's parameters, and every memory access against the tensors whose
+addresses were taken for that launch.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from custom_fp import nvrtc
 HERE = Path(__file__).parent
 COMPILER = ["g++", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
 THREADS = 256
-STRIDING = re.compile(r"(?!matmul)")  # kernels whose grid may be any; matmul's says which product is whose
+STRIDING = re.compile(r"(?!matmul)")  # kernels that work with any grid; matmul's grid assigns the products
 
 
 class Counts(Structure):
-    """As machine.h has it: instructions executed, those in float64, bytes from and to global memory, accesses to the
-    other memories."""
+    """The struct Counts of machine.h: executed instructions, those in float64, bytes loaded from and stored
+    to global memory, and accesses to local and shared memory."""
 
     _fields_ = [
         (name, c_uint64) for name in ("instructions", "doubles", "loaded", "stored", "local", "shared")
@@ -35,7 +37,11 @@ class Counts(Structure):
 
 
 class Device:
-    """Of kernels compiled for it. `grid`: blocks that a launch gets of those asked for, where the kernel allows it."""
+    """A device with compiled kernels.
+
+    `grid` maps the requested number of blocks to the number that is launched, for kernels that work with any
+    grid.
+    """
 
     def __init__(
         self, ptx: str, source: str, folder: Path, names: Iterable[str] | None = None, level: str = "-O0"
@@ -43,7 +49,7 @@ class Device:
         several = ptx_to_cpp.kernels(ptx, None if names is None else set(names))
         found = list(
             {kernel.name: kernel for kernel in several}.values()
-        )  # one may be in more parts than one
+        )  # a kernel may be in more than one part
         self.parameters = {kernel.name: kernel.parameters for kernel in found}
         self.written = {kernel.name: kernel.instructions for kernel in found}
         self.prototypes = prototypes(source)
@@ -58,7 +64,7 @@ class Device:
         """Run a kernel in place of the CUDA driver."""
         self._check(name, args)
         taken = self._taken
-        if name != "put_addresses":  # they are another launch's, which follows
+        if name != "put_addresses":  # it stores addresses for the launch that follows
             self._taken = []
         x, y = (*grid, 1)[:2]
         if STRIDING.match(name):
@@ -93,7 +99,10 @@ class Device:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within this context custom_fp launches here; taking a tensor's address allows kernels to use its elements."""
+        """Within this context, custom_fp launches its kernels on this device.
+
+        Taking a tensor's address allows the kernels to access its elements.
+        """
         data_ptr = torch.Tensor.data_ptr
         self._taken = []
 
@@ -118,8 +127,10 @@ def _compiled(programs: list[str], folder: Path, level: str) -> list[CDLL]:
 
 
 def ptx_of(names: Iterable[str], architecture: str = "compute_90") -> str:
-    """Of the parts of custom_fp.cu that the kernels are in, compiled as nvrtc.py does. RuntimeError: NVRTC is not
-    there, or refuses the source."""
+    """Return the PTX of the parts of custom_fp.cu that contain the kernels, compiled as nvrtc.py does.
+
+    Raise RuntimeError if NVRTC is missing or rejects the source.
+    """
     parts = sorted({nvrtc.part_of(name) for name in names})
     return "\n".join(compile_ptx(nvrtc.source(), architecture, part) for part in parts)
 

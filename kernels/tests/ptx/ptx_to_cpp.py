@@ -1,7 +1,8 @@
-"""PTX, as NVRTC writes it, in C++: a function a kernel, in the words of machine.h.
+"""Translate NVRTC's PTX to C++. Each kernel becomes a function that calls the functions of machine.h.
 
-An instruction `add.rn.f32 a, b, c` becomes `a = add<f32>(b, c)`; only moves, accesses to memory, jumps and what
-threads do together are written otherwise. A register is a variable with its bits.
+An instruction `add.rn.f32 a, b, c` becomes `a = add<f32>(b, c)`. Only moves, memory accesses, jumps and
+operations of several threads together are translated differently. A register becomes a variable that holds
+its bits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _HOW = {
     "bfly",
     "idx",
     "down",
-}  # what is part of a function's name; `rn`, `sync`, `uni` are not
+}  # words that become part of a function's name; `rn`, `sync` and `uni` do not
 _KINDS = {*_BYTES, "s8", "b8", "s16", "b16", "pred"}
 _SPECIAL = {"tid.x", "ntid.x", "ctaid.x", "ctaid.y", "nctaid.x"}
 
@@ -40,11 +41,11 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     code: str  # the function, named kernel_NAME
     meets: bool  # has barriers or shuffles
-    instructions: int  # as they stand in the text
+    instructions: int  # number of instructions in the text
 
 
 def kernels(ptx: str, names: set[str] | None = None) -> list[Kernel]:
-    """Those of the names, or all, in the order of the text."""
+    """Return the kernels with these names, or all kernels, in the order of the text."""
     return [
         _kernel(name, parameters, body, ptx.count("\n", 0, found.start(3)) + 1)
         for found in _ENTRY.finditer(ptx)
@@ -54,7 +55,7 @@ def kernels(ptx: str, names: set[str] | None = None) -> list[Kernel]:
 
 
 def program(these: list[Kernel]) -> str:
-    """A source file that includes blocks.h and has the kernels."""
+    """Return a source file that includes blocks.h and contains the kernels."""
     entries = ",".join(f'{{"{k.name}", kernel_{k.name}, {str(k.meets).lower()}}}' for k in these)
     find = (
         "static const Entry* entry_of(const char* name) {\n"
@@ -77,14 +78,14 @@ def _kernel(name: str, parameters: str, body: str, first_line: int) -> Kernel:
 
 
 class _Writer:
-    """Of one kernel: declarations, statements, and where its arrays of shared memory lie."""
+    """Collects the declarations and statements of one kernel, and where its shared arrays begin."""
 
     def __init__(self, name: str, parameters: tuple[Parameter, ...]) -> None:
         self.name, self.parameters = name, parameters
         self.declared: list[str] = []
         self.written: list[str] = []
         self.run: list[str] = []  # statements that run one after the other
-        self.doubles, self.instructions = 0, 0  # among them in float64; of all of the kernel
+        self.doubles, self.instructions = 0, 0  # float64 ones in `run`; all of the kernel
         self.shared, self.frame, self.meets = 0, 0, False
 
     def line(self, text: str, number: int) -> None:
@@ -153,7 +154,10 @@ class _Writer:
         return self.call(words, operands)
 
     def call(self, words: list[str], operands: list[str]) -> str:
-        """machine.h has a function of the name and of the words in _HOW (of setp: of the comparison)."""
+        """Call the function of machine.h that is named after the instruction and its words in _HOW.
+
+        For setp, the comparison is also part of the name.
+        """
         to, *values = map(self.value, operands)
         kinds = [word for word in words[1:] if word in _KINDS]
         names = [w for w in words[1:] if w in _HOW or (words[0] == "setp" and w not in kinds)]
@@ -183,10 +187,13 @@ class _Writer:
         return f"{call}<{words[-1]}>({space}, {own}, {self.address(where, space)}, {number}, {values});"
 
     def own(self, space: str, where: str = "") -> str:
-        """The memory that is a space's own. What a generic address may reach beside global memory is the frame, where
-        a kernel has one, or shared memory."""
+        """Return the range of memory that belongs to a state space.
+
+        Besides global memory, a generic address may reach the frame if the kernel has one, and shared memory
+        otherwise.
+        """
         if space == "param":
-            index = re.search(r"_param_(\d+)", where)  # else a place in what is given by value: one structure
+            index = re.search(r"_param_(\d+)", where)  # otherwise, a place in the structure passed by value
             structures = [place for place, one in enumerate(self.parameters) if one.kind == "b8"]
             place = int(index[1]) if index else structures[0]
             start, size = f"thread.arguments[{place}]", self.parameters[place].size
@@ -233,7 +240,7 @@ class _Writer:
 
 
 def _operands(text: str) -> list[str]:
-    """Separated by commas that stand in no braces or brackets."""
+    """Split operands at commas that are not inside braces or brackets."""
     return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text)] if text else []
 
 

@@ -1,5 +1,8 @@
-"""The PTX of some CUDA kernels, run on the CPU: bits as the CPU kernels', every access to memory inside of what the
-launch was given. scripts/checks/check_ptx.py runs all of them, on every format, rounding and kind of grid."""
+"""The PTX of some CUDA kernels, run on the CPU, returns the bits of the CPU kernels.
+
+A kernel may access only the memory that its launch was given. scripts/checks/check_ptx.py runs all kernels
+with every format, rounding and kind of grid.
+"""
 
 import random
 import shutil

@@ -218,7 +218,7 @@ def _against_workers(case: Case) -> Iterator[str]:
 
 
 def draw(case: Case, path: Path) -> None:
-    """Draw the speed-up by number of workers, one panel per scheme, with the abstract's two values."""
+    """Draw the speed-up against the number of workers, with one panel per scheme and the abstract's two values."""
     import matplotlib
 
     matplotlib.use("Agg")

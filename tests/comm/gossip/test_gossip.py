@@ -1,4 +1,7 @@
-"""Gossip rules against the formulas of their papers; agreement, bytes, refusals; ranks against one process."""
+"""Gossip rules are compared with the formulas of their papers, and ranks with one process.
+
+Other tests check how well workers agree, the bytes that they send, and which settings are refused.
+"""
 
 import itertools
 from pathlib import Path
@@ -42,7 +45,7 @@ def make(rule: str, N: int = 6, topology: Any = RING, compressor: Any = NONE, **
 
 
 def start(rows: WeightLayout, W: int, workers: range) -> torch.Tensor:
-    """The same weights for all workers."""
+    """Return initial weights (W, D), which are the same for all workers."""
     x = rows.zeros(W, torch.device("cpu"))
     for row in x:
         for p, view in enumerate(rows.parameters(row)):
@@ -51,7 +54,7 @@ def start(rows: WeightLayout, W: int, workers: range) -> torch.Tensor:
 
 
 def own_steps(rows: WeightLayout, x: torch.Tensor, workers: range, step: int) -> torch.Tensor:
-    """Each worker's gradient of step `step`, (W, D)."""
+    """Return each worker's gradient in this step, (W, D)."""
     gradient = torch.zeros_like(x)
     for w, row in zip(workers, gradient, strict=True):
         for p, view in enumerate(rows.parameters(row)):
@@ -61,7 +64,7 @@ def own_steps(rows: WeightLayout, x: torch.Tensor, workers: range, step: int) ->
 
 
 def run(gossip: Any, steps: int, lr: float = 0.1, decay: float = 0.0) -> torch.Tensor:
-    """What the training loop does, with SGD on made-up gradients; the weights of this process's workers (W, D)."""
+    """Train like the training loop, with random gradients. Return this process's weights (W, D)."""
     rows = WeightLayout(SHAPES)
     x = start(rows, len(gossip.mine), gossip.mine)
     gossip.begin(rows, x)
@@ -87,7 +90,7 @@ def by_the_book(
     eta: float = 1.0,
     **knobs: Any,
 ):
-    """The papers' algorithms in float64, (N, D); W of each round in turn."""
+    """Return the weights (N, D) of the papers' algorithms in float64. `matrices` has W of each round."""
     rows, N = WeightLayout(SHAPES), len(matrices[0])
     decay, share = knobs.get("decay", 0.0), torch.ones(N, 1, dtype=torch.float64)
     x = start(rows, N, range(N)).double()
@@ -150,9 +153,11 @@ CHANGING_OR_ONE_WAY = [
     ],
 )
 def test_rules_follow_their_papers(rule: str, knobs: dict, topology: Any) -> None:
-    """Six steps in float32 against float64: a few dozen roundings of 6e-8 of numbers near 1. With messages in e5m2 a
-    value near a tie may fall the other way, so only lossless messages are compared through several steps. Closing
-    rounds continue in the order of the graphs."""
+    """Compare six steps in float32 with float64: a few dozen roundings of 6e-8 of numbers near 1.
+
+    Only lossless messages are compared over several steps, because in e5m2 a value near a tie may be rounded
+    the other way. Closing rounds continue in the order of the graphs.
+    """
     gossip = make(rule, topology=topology, **knobs)
     book = knobs | {"beta": knobs.get("quasi_global_momentum", 0.0), "decay": 0.01}
     expected = by_the_book(rule, matrices_of(gossip), lambda x: x, steps=6, **book)
@@ -163,12 +168,16 @@ def matrices_of(gossip: Any) -> list[torch.Tensor]:
     return [torch.from_numpy(graph.matrix_NxN) for graph in gossip.rounds]
 
 
-A_MESSAGE = sum(-(-shape.numel() // 8) * 8 for shape in SHAPES)  # values, padded
+A_MESSAGE = sum(-(-shape.numel() // 8) * 8 for shape in SHAPES)  # number of values in a message, with padding
 LOW = Rounded("e4m3", True, "nearest_even")
 
 
 def mix(gossip: Any, steps: int, x_is_known: bool = False) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Gossip alone, without gradients: the weights (N, D), and the mean and the spread of those at the beginning."""
+    """Gossip without gradients.
+
+    Return the weights (N, D), the mean of the initial weights, and the distance from it, relative to the
+    initial one.
+    """
     rows = WeightLayout(SHAPES)
     x = own_steps(rows, rows.zeros(len(gossip.mine), torch.device("cpu")), gossip.mine, 0)
     mean, far = x.mean(0), (x - x.mean(0)).norm()
@@ -192,7 +201,7 @@ def test_workers_have_the_mean_after_one_complete_round_or_log2_rounds_of_one_pe
 
 @pytest.mark.parametrize("compressor", [NONE, RandomK(0.5, False, "e5m2", False, "nearest_even")])
 def test_push_sum_agrees_on_the_mean_if_workers_send_to_unequally_many(compressor: Any) -> None:
-    """The sums of numerators and of shares are kept; D-PSGD refuses the graph. With few bits, workers agree less."""
+    """Sums of numerators and of shares do not change. Few bits reduce agreement. D-PSGD rejects the graph."""
     gossip = make("push_sum", topology=ARROWS, compressor=compressor)
     _, mean, spread = mix(gossip, 60)
     torch.testing.assert_close(gossip.memory["numerator"].mean(0), mean, rtol=0, atol=1e-5)
@@ -295,7 +304,7 @@ CASES = [
 
 
 def run_all() -> list[tuple[dict[int, torch.Tensor], dict, int]]:
-    """In a rank, or in one process: the weights of its workers, the state and the bytes sent, for each case."""
+    """Return the weights of this process's workers, the state and the sent bytes, for each case."""
     found = []
     for rule, knobs, compressor, topology in CASES:
         gossip = make(rule, N=4, topology=topology, compressor=compressor, **knobs)

@@ -1,4 +1,4 @@
-"""Graphs of workers: neighbors, doubly stochastic mixing, spectral gaps of the literature's closed forms."""
+"""Graphs of workers: neighbors, doubly stochastic mixing, and spectral gaps with known closed forms."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_mixing_keeps_the_mean_and_connects_all(name: str, N: int) -> None:
     np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
     for i, of_i in enumerate(topology.senders(N)):
         assert set(np.flatnonzero(W[i])) == {i, *of_i}
-    # how fast agreement comes: rounds of mixing shrink the distance to the mean as the gap says
+    # Rounds of mixing reduce the distance to the mean at least as fast as the spectral gap says.
     x = np.random.default_rng(0).normal(size=N)
     far = np.abs(np.linalg.matrix_power(W, 30) @ x - x.mean()).max()
     assert far <= np.linalg.norm(x) * (1 - spectral_gap(W)) ** 30 + 1e-9
@@ -138,8 +138,11 @@ def test_each_round_of_a_changing_graph_keeps_the_mean_and_all_together_connect(
 
 @pytest.mark.parametrize("period", [4, 25, 400])
 def test_the_mean_gap_of_many_rounds_is_accurate(period: int) -> None:
-    """Against the product of few rounds, and against how fast workers agree in 800 rounds; it is what they do at
-    least, from the worst beginning. Ten workers, for eight may come to agree exactly."""
+    """Compare the gap with the product of few rounds, and with how fast workers agree in 800 rounds.
+
+    The gap is a lower bound for this speed, whatever the initial weights are. There are ten workers, because
+    eight may agree exactly.
+    """
     topology = RandomPairs("uniform", period, 0)
     matrices, gap = topology.matrices(10), mean_gap(topology.matrices(10))
     if period == 4:

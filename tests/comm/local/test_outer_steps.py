@@ -1,4 +1,4 @@
-"""Outer steps: the formula of the paper, residuals, ranks against one process, bytes and refusals."""
+"""Outer steps: the formula of the paper, residuals, ranks compared with one process, bytes and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def tensors(*key: int) -> list[torch.Tensor]:
 
 
 def begin(outer: LocalSync, workers: range = range(N)) -> list[torch.Tensor]:
-    """Every worker's weights (W, ...), all the same."""
+    """Return the weights of every worker (W, ...), which are all equal."""
     start = tensors(0)
     outer.begin(start)
     return [torch.stack([x] * len(workers)) for x in start]
@@ -53,7 +53,7 @@ def begin(outer: LocalSync, workers: range = range(N)) -> list[torch.Tensor]:
 def train(
     outer: LocalSync, x_PxW: list[torch.Tensor], steps: range, last: int | None = None
 ) -> list[dict[str, int]]:
-    """Each of this rank's workers goes a random way, and an outer step follows where it is due; the bytes of each."""
+    """Move each worker's weights at random, with outer steps when due. Return the bytes of each step."""
     sent = []
     for step in steps:
         for i, worker in enumerate(outer.exchange.workers.local):
@@ -114,7 +114,10 @@ def test_there_are_no_residuals_without_error_feedback_and_in_fp32():
 
 
 def phases(stops: bool) -> list[tuple]:
-    """In a rank, or in one process: three outer steps of each exchange, the last of them early; stopped in a phase."""
+    """Take three outer steps of each exchange, the last of them early. Return the weights and the bytes.
+
+    With `stops`, training is stopped within a phase and continues from the saved state.
+    """
     found = []
     for knobs in EXCHANGES.values():
         outer = make(inner_steps=2, **knobs)

@@ -37,7 +37,7 @@ MODELS = [
 
 
 def train(make: partial, workers: ModelWorkers) -> tuple[dict, list, dict]:
-    """Three steps of SGD: this rank's parameters, the losses and the bytes."""
+    """Train for three steps of SGD. Return this rank's parameters, the losses and the bytes."""
     torch.manual_seed(3)
     model = make(workers)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []

@@ -1,4 +1,4 @@
-"""Sharded training as its definition has it, in one process: whole layers, and no code of cpdrun.comm.sync."""
+"""Sharded training by its definition, in one process: whole layers, without code of cpdrun.comm.sync."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from cpdrun.comm import emulate_all_reduce
 
 
 def scaled(x: Tensor, fmt: str, scale: bool) -> Tensor:
-    """Q(x 2^s) 2^-s in float64, where nothing but Q rounds."""
+    """Return Q(x 2^s) 2^-s, computed in float64, where only Q rounds."""
     parsed = parse(fmt)
     largest = x.abs().max().item()
     s = 0
@@ -26,7 +26,7 @@ def scaled(x: Tensor, fmt: str, scale: bool) -> Tensor:
 
 
 class Emulated:
-    """N workers and their one model; `masters` are the float32 weights of the owners together."""
+    """N workers that share one model. `masters` are the float32 weights of all owners together."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A small model of odd sizes with fully_shard called on it, its batches, and what DDP or one process makes of them."""
+"""A small model of odd sizes, its batches, and functions that shard it, train it and collect its weights."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -58,12 +58,12 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def whole(model: nn.Module, of: Callable[[nn.Parameter], Any] = lambda p: p) -> list[Tensor]:
-    """Of each parameter all shards. Collective."""
+    """Return every parameter with all its shards. All ranks must call this function."""
     return [of(p).full_tensor().detach().clone() for p in model.parameters()]
 
 
 def own_gradients(net: nn.Module, worker: int, step: int) -> list[Tensor]:
-    """What one worker alone computes."""
+    """Return the gradients that one worker computes alone."""
     net = copy.deepcopy(net)
     net.zero_grad()
     x, y = batch(worker, step)

@@ -1,4 +1,7 @@
-"""fsdp_comm: the bits of the DDP hook and of the emulation with all options of FSDP; bytes and checkpoints."""
+"""fsdp_comm gives the bits of the DDP hook, and those of the emulation with all options of FSDP.
+
+Other tests check bytes, checkpoints and refusals.
+"""
 
 import re
 from collections.abc import Callable
@@ -30,11 +33,11 @@ def equal(found: list[Tensor], expected: list[Tensor]) -> bool:
     return all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
 
 
-# ---- gradients: DDP's
+# ---- gradients are those of DDP
 
 
 def by_both(fmt: str, options: dict[str, Any]) -> bool:
-    """Whether fsdp_comm and ddp_hook end with the same weights."""
+    """Return True if fsdp_comm and ddp_hook end with the same weights."""
     options = {**options, **({"scaling": DelayedAPS()} if "delayed" in options else {})}
     options.pop("delayed", None)
     ddp = DistributedDataParallel(a_net(), bucket_cap_mb=0.01)
@@ -53,7 +56,7 @@ VARIANTS = [
     ("e3m1", {"delayed": True, "rounding": "stochastic", "error_feedback": True}),
     ("e5m2", {"aps": True, "full_precision_layers": ["head.*"], "overflow": "saturate"}),
     ("e4m3", {"requantise": "once"}),
-    ("fp32", {"order": "native"}),  # of two, in whatever order
+    ("fp32", {"order": "native"}),  # a sum of two, so the order does not matter
     ("mxfp8_e4m3", {"error_feedback": True}),
 ]
 
@@ -70,7 +73,7 @@ def test_weights_are_those_of_the_ddp_hook() -> None:
 
 
 def accumulating(model: nn.Module) -> None:
-    """Two backward passes a step, of which the first exchanges nothing."""
+    """Train with two backward passes per step, of which the first exchanges nothing."""
     optimizer = sgd(model)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -96,7 +99,7 @@ def checkpointed() -> nn.Module:
     return net
 
 
-# what is called on the model, how it is sharded, how it is exchanged, how it is trained
+# how the model is made, how it is sharded, what is exchanged, how it is trained
 AROUND: dict[str, tuple[Callable, dict, dict, Callable]] = {
     "bf16": (a_net, {}, {"gather": "bf16"}, plainly),
     "e4m3, scaled": (a_net, {}, {"gather": "e4m3"}, plainly),
@@ -146,8 +149,8 @@ def test_masters_are_those_of_the_emulation(name: str, trained: list) -> None:
 def test_gathered_weights_have_the_bytes_of_their_format(trained: list) -> None:
     values = sum(p.numel() for p in a_net().parameters())
     _, sent = trained[0]
-    gradients = values / 2 / 2  # 4 bits, half of them; FSDP pads small parameters
-    # two layers are gathered once more for the backward pass; differences are not
+    gradients = values / 2 / 2  # 4 bits each, for half of them; FSDP pads small parameters
+    # The weights of both layers are gathered again for the backward pass. Differences are not.
     layers = sum(p.numel() for layer in a_net().layers for p in layer.parameters())
     assert 0.95 < sent["bf16"] / (gradients + (values + layers) / 2 * 2) < 1.1
     assert 0.95 < sent["not resharded"] / (gradients + values / 2) < 1.1
@@ -155,7 +158,7 @@ def test_gathered_weights_have_the_bytes_of_their_format(trained: list) -> None:
 
 
 def replicas() -> dict[str, Any]:
-    """Two replicas of two shards."""
+    """Train on two replicas of two shards each, and return the weights and the bytes."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     found: dict[str, Any] = {}
     for fmt, reshard in (("e4m3", True), ("e3m0", False)):
@@ -164,7 +167,7 @@ def replicas() -> dict[str, Any]:
         comm = fsdp_comm(model, fmt, aps=True, **options)
         plainly(model)
         found[fmt] = whole(model), comm.wire_bytes()["bytes_per_step_sent"]
-    # halves of each replica, gathered in halves of a half: reshard_after_forward=<ranks>
+    # After the forward pass, each pair of ranks keeps the gathered weights, half in each rank.
     for name, how in (("e4m3", {}), ("differences", {"differences": True})):
         model = sharded(a_net(), reshard_after_forward=2)
         fsdp_comm(model, "e4m3", gather="e4m3", aps=True, **how)

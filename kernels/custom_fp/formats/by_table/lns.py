@@ -24,7 +24,10 @@ _NAME = re.compile(r"lns([0-9])_([0-9][0-9]?)")
 
 @dataclass(frozen=True)
 class Logarithmic(Tabulated):
-    """A format of 1 + i + f bits, at most 16, with i = 2 to 8. Numbers that round to 2**(2**(i - 1)) overflow."""
+    """A format of 1 + i + f bits, at most 16, where i is from 2 to 8.
+
+    Numbers that would round to 2**(2**(i - 1)) or more overflow.
+    """
 
     LOOKS_LIKE: ClassVar = "lns4_3 ..."
     PURPOSE: ClassVar = "logarithmic numbers, whose products are exact sums of logarithms"
