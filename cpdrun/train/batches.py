@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
-from cpdrun.data.base import Batch, Data, IndexedDataset, augmented, fetch_batch
+from cpdrun.data.base import Batch, Data, ImageTensors, IndexedDataset, augmented, fetch_batch
 from cpdrun.data.stream import Stream
 from cpdrun.train.seeds import generator
 
@@ -82,9 +82,14 @@ class Batches:
         batch = augmented(self.data, _to(self.device, batch), generator("augment", self.seed, step, worker))
         return tree_map_only(Tensor, _channels_last, batch) if self.channels_last else batch
 
-    def stacked(self, batches: Sequence[Batch]) -> Batch:
+    def fetch_stacked(self, index_NxB: Tensor, step: int, workers: range) -> Batch:
         """Return the batches of several workers as one batch, whose first dimension is that of the workers."""
-        stack = getattr(self.data.train, "stack_batches", None)
+        train = self.data.train
+        is_simple = type(train) is ImageTensors and not hasattr(self.data, "augment")
+        if is_simple and self._ahead is None and not self.channels_last:
+            return _to(self.device, train.fetch_batch(index_NxB[workers.start : workers.stop]))
+        batches = [self.fetch(index_NxB[worker], step, worker) for worker in workers]
+        stack = getattr(train, "stack_batches", None)
         return tree_map(lambda *t: torch.stack(t), *batches) if stack is None else stack(batches)
 
     def first_samples(self, samples: int) -> Batch:

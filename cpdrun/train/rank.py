@@ -28,7 +28,7 @@ from cpdrun.train.loop import Preempted, train
 from cpdrun.train.preflight.products import emulated_products
 from cpdrun.train.ranks import heartbeat
 from cpdrun.train.ranks.rendezvous import meet
-from cpdrun.train.ranks.torch_settings import backend_for, configure_torch, select_device
+from cpdrun.train.ranks.torch_settings import backend_for, configure_torch, keep_freed_memory, select_device
 from cpdrun.train.state.journal import Journal
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL in sysexits.h. The run is not finished, but another attempt may finish it.
@@ -61,6 +61,7 @@ def run_rank(run_dir: str) -> int:
     run = RunDir(Path(run_dir))
     config = revealed(read_config(run))
     configure_torch(config)
+    keep_freed_memory()
     workers = Workers.from_environment(config["world_size"])
     try:
         device = select_device(config["device"])

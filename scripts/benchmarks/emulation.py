@@ -21,6 +21,7 @@ from cpdrun.sweep import plan
 from cpdrun.train.build import build
 from cpdrun.train.learners.emulated_workers import SharedModel
 from cpdrun.train.learners.gradients import EMULATIONS, Objective
+from cpdrun.train.ranks.torch_settings import keep_freed_memory
 
 CPU = torch.device("cpu")
 
@@ -76,6 +77,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     sizes = options.workers, options.batch
     steps = {
         "plain fp32, one batch": plain_step(*sizes),

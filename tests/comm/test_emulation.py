@@ -52,15 +52,26 @@ def test_ring_adds_each_chunk_in_a_different_order() -> None:
     assert not same_bits(ours, emulate_all_reduce(list(grads), "e4m1", aps=True))
 
 
+# Groups of the same size are added together, and groups of different sizes one after the other.
 @pytest.mark.parametrize(
     ("groups", "options"),
     [([(0, 2), (2, 4), (4, 6)], {"group_size": 2}), ([(0, 4), (4, 8), (8, 11)], {})],  # 11: automatic
 )
-def test_hierarchical_is_the_sum_of_the_sums_of_groups(groups: list, options: dict) -> None:
-    grads = list(gradients(groups[-1][1], 1e-3))
-    sums = [emulate_all_reduce(grads[a:b], "e4m1", aps=True) for a, b in groups]
-    ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical", **options)
-    assert same_bits(ours, emulate_all_reduce(sums, "e4m1", aps=True))
+@pytest.mark.parametrize("fmt", ["fp32", "e4m1", "e5m2", "posit8"])
+@pytest.mark.parametrize("sum_options", [{"aps": True}, {"aps": True, "kahan": True}, {"aps": False}])
+@pytest.mark.parametrize("scale", [1e-3, 2.0**-140, 2.0**120])
+def test_hierarchical_is_the_sum_of_the_sums_of_groups(groups, options, fmt, sum_options, scale) -> None:
+    grads = gradients(groups[-1][1], scale)
+    grads *= torch.arange(1, len(grads) + 1)[:, None] ** 3  # so that groups have different shifts
+    grads[1, 0], grads[2, 1], grads[0, 2:4] = math.nan, math.inf, torch.tensor([0.0, -0.0])
+    sums = [emulate_all_reduce(list(grads[a:b]), fmt, **sum_options) for a, b in groups]
+    ours = emulate_all_reduce(list(grads), fmt, order="hierarchical", **options, **sum_options)
+    assert same_bits(ours, emulate_all_reduce(sums, fmt, **sum_options))
+
+
+def test_the_sum_of_groups_differs_from_one_chain() -> None:
+    grads = list(gradients(6, 1e-3))
+    ours = emulate_all_reduce(grads, "e4m1", aps=True, order="hierarchical", group_size=2)
     assert not same_bits(ours, emulate_all_reduce(grads, "e4m1", aps=True))
 
 

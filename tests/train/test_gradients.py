@@ -1,5 +1,7 @@
 """The gradients of emulated workers: exact, batched and chunked."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -51,6 +53,19 @@ def test_batched_gradients_and_buffers_equal_exact_ones_but_for_rounding(digits)
         torch.testing.assert_close(g_Wb, g_W, rtol=2e-5, atol=2e-5 * g_W.abs().max().item())
     for (name, buffer), (_, other) in zip(exact.named_buffers(), batched.named_buffers(), strict=True):
         torch.testing.assert_close(other, buffer, msg=name)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_stacked_batches_are_the_batches_of_each_worker(digits, augment):
+    data = SimpleNamespace(train=digits.train, test=digits.test)
+    if augment:
+        data.augment = lambda x, generator: x + torch.rand(x.shape, generator=generator)
+    batches = Batches(data, 0, CPU, loaders=0, channels_last=False)
+    index_NxB = torch.arange(W * B).view(W, B).flip(0)
+    stacked = batches.fetch_stacked(index_NxB, 3, range(2, 5))
+    single = [batches.fetch(index_NxB[worker], 3, worker) for worker in range(2, 5)]
+    for together, parts in zip(stacked, zip(*single, strict=True), strict=True):
+        assert torch.equal(together, torch.stack(parts))
 
 
 def test_chunked_gradients_of_one_chunk_are_batched_ones(digits):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
@@ -42,6 +43,20 @@ facts = torch_settings.numerics_facts(torch.device("cuda"))
 settings = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 fills = torch.utils.deterministic.fill_uninitialized_memory
 print(json.dumps([facts, settings, fills, os.environ["CUBLAS_WORKSPACE_CONFIG"]]))
+"""
+
+STEPS = """
+import resource
+import torch
+from cpdrun.train.ranks.torch_settings import keep_freed_memory
+
+keep_freed_memory()
+for _ in range(3):  # the first steps grow the heap
+    torch.ones(100, 1 << 18).sum()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(100, 1 << 18).sum()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
@@ -95,3 +110,10 @@ def test_tf32_changes_the_name_of_a_run_only_if_true(make_run):
     without = {key: value for key, value in config.items() if key != "tf32"}
     assert config["tf32"] is False and identity_hash(config) == identity_hash(without)
     assert identity_hash(config | {"tf32": True}) != identity_hash(config)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, whose allocator is set")
+def test_steps_of_a_rank_reuse_the_memory_of_earlier_steps():
+    answer = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
+    pages = 10 * 100 * (1 << 18) * 4 // 4096  # that 10 steps need without reuse
+    assert int(answer.stdout) < pages / 100

@@ -40,21 +40,42 @@ def _rounding_options(sum: Sum, stream: RandomStream | None) -> dict[str, Any]:
     return rule if stream is None else rule | {"seed": stream.seed(), "offset": stream.start}
 
 
-def scale(x: Tensor, shift: int) -> Tensor:
-    """Return x * 2^shift in float32, rounded once, for any shift."""
-    return x if shift == 0 else custom_fp.scale_pow2(x, shift)
+def scale(x: Tensor, shift: int | Sequence[int]) -> Tensor:
+    """Return x * 2^shift in float32, rounded once, for any shift. See `quantize_scaled` for a sequence of shifts."""
+    if isinstance(shift, int):
+        return x if shift == 0 else custom_fp.scale_pow2(x, shift)
+    if not any(shift):
+        return x
+    is_normal = all(-126 <= s <= 127 for s in shift)
+    factor = _powers(shift, x, torch.float32 if is_normal else torch.float64)
+    return (x * factor).float()
 
 
-def quantize_scaled(x: Tensor, shift: int, sum: Sum, stream: RandomStream | None = None) -> Tensor:
+def quantize_scaled(
+    x: Tensor, shift: int | Sequence[int], sum: Sum, stream: RandomStream | None = None
+) -> Tensor:
     """Return Q(x * 2^shift), with a single rounding of the exact product.
 
-    x is a float32 tensor of any shape.
+    Args:
+        x: A float32 tensor of any shape.
+        shift: The shift. If it is a sequence, element j is the shift of x[..., j, :].
+        sum: The description of the sum, which contains the format.
+        stream: The random numbers for stochastic rounding.
     """
-    if shift and _float32_will_do(shift, sum):
-        product = x * 2.0**shift
-        return custom_fp.quantize(product, sum.fmt, out=product, **_rounding_options(sum, stream))
-    exact = x.to(torch.float64) * 2.0**shift if shift else x
-    return custom_fp.quantize(exact, sum.fmt, **_rounding_options(sum, stream))
+    shifts = [shift] if isinstance(shift, int) else shift
+    if not any(shifts):
+        return custom_fp.quantize(x, sum.fmt, **_rounding_options(sum, stream))
+    in_float32 = all(s == 0 or _float32_will_do(s, sum) for s in shifts)
+    dtype = torch.float32 if in_float32 else torch.float64
+    product = x.to(dtype) * (2.0**shift if isinstance(shift, int) else _powers(shift, x, dtype))
+    return custom_fp.quantize(
+        product, sum.fmt, out=product if in_float32 else None, **_rounding_options(sum, stream)
+    )
+
+
+def _powers(shifts: Sequence[int], x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 2^shift for each shift, of shape (G, 1), on the device of x."""
+    return torch.tensor([2.0**shift for shift in shifts], dtype=dtype, device=x.device)[:, None]
 
 
 def _float32_will_do(shift: int, sum: Sum) -> bool:

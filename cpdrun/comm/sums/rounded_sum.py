@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpdrun.comm.sums.codec import quantize_scaled, scale
+from cpdrun.comm.sums.codec import accumulate, quantize_scaled, scale
 from cpdrun.comm.sums.exchange import Exchange, LevelsExchange
 from cpdrun.comm.sums.magnitudes import largest_magnitude
 from cpdrun.comm.sums.orders import Level
@@ -73,11 +73,13 @@ class RoundedSum(Summation):
             self.sum.fmt,
             self.agreeing,
         )
+        how = self.sum.at(level)
+        if _alike(level) and not how.is_stochastic:
+            by_layer = zip(stacks, zip(*shifts, strict=True), strict=True)
+            return [_add_groups(stack, of_layer, how) for stack, of_layer in by_layer], shifts, agreed
         sums = [
             [
-                rows[0]
-                if level.is_passed_through(j)
-                else self._add(rows, shift, self.sum.at(level), (*layers.key, name))
+                rows[0] if level.is_passed_through(j) else self._add(rows, shift, how, (*layers.key, name))
                 for rows, shift, name in zip(of_group, shifts[j], level.names(layers.names, j), strict=True)
             ]
             for j, of_group in enumerate(members)
@@ -104,6 +106,21 @@ class RoundedSum(Summation):
             values = [rows[w] if whole else rows[w][start:stop] for w in places]
             sum_n[start:stop] = self.total(values, how, how.random_stream(*key, "sum", 0, start=start))
         return scale(sum_n, -shift)
+
+
+def _alike(level: Level) -> bool:
+    """Return whether a level has several groups, all of the same size."""
+    return len(level.groups) > 1 and len(set(map(len, level.groups))) == 1
+
+
+def _add_groups(stack_Nxn: Tensor, shifts_G: Sequence[int], how: Sum) -> Tensor:
+    """Return the sums (G, n) of all G groups of a level, for one layer. The bits are those of `RoundedSum._add`.
+
+    A call for all groups has less overhead than a call for each group, which matters for small layers.
+    """
+    stack_MxGxn = stack_Nxn.unflatten(0, (len(shifts_G), -1)).transpose(0, 1).contiguous()
+    totals_Gxn = accumulate(quantize_scaled(stack_MxGxn, shifts_G, how).unbind(), how)
+    return scale(totals_Gxn, [-shift for shift in shifts_G])
 
 
 class NativeSum(Summation):

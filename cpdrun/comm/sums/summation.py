@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from torch import Tensor
 
@@ -172,8 +172,7 @@ class Summation(ABC):
             sent_bytes: The payload bytes that this rank sent.
         """
         sharding = layers.shards.sharding if layers.shards else None
-        layout = Layout(layers.numels, self.wire.fmt.code_bits, self.n_workers, 1, sharding)
-        payload = layout.scattered_bytes() if sharding else layout.sent_bytes()
+        payload = _payload_bytes(layers.numels, self.wire.fmt.code_bits, self.n_workers, sharding)
         return SumReport(
             shifts or [[0] * len(layers.names)],
             payload + agreement_bytes(agreed, self.agreeing.world_size),
@@ -204,3 +203,10 @@ class Summation(ABC):
     def _place(self, worker: int) -> tuple[int, int]:
         """Return the index of a worker's group in the first level and the worker's index in the group."""
         return divmod(worker, len(self.levels[0].groups[0]))
+
+
+@lru_cache(maxsize=16)
+def _payload_bytes(numels: tuple[int, ...], bits: int, n_workers: int, sharding: Sharding | None) -> int:
+    """Return the bytes of gradients that each worker would send if the workers were separate machines."""
+    layout = Layout(numels, bits, n_workers, 1, sharding)
+    return layout.scattered_bytes() if sharding else layout.sent_bytes()

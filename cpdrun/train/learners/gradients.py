@@ -181,8 +181,7 @@ class BatchedGradients(Gradients):
     ) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
         """Return the losses (W,), gradients (W, ...) and buffers (W, ...) of the workers of one pass."""
         objective, emulated, workers = self.objective, self.objective.emulated, self.passes[number]
-        batches = [objective.batches.fetch(index_NxB[worker], step, worker) for worker in workers]
-        batch_W = objective.batches.stacked(batches)
+        batch_W = objective.batches.fetch_stacked(index_NxB, step, workers)
         parameters, buffers_W = emulated.stacked(workers)
         first = objective.workers.local.start
         scale: Any = objective.scale(0)

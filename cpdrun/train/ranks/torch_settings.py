@@ -5,10 +5,12 @@ lets cuDNN round the inputs of float32 convolutions to TF32, which has 10 mantis
 baseline and nearly every value of a format whose scales follow the data.
 """
 
+import ctypes
 import os
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ import torch
 from cpdrun.train.instantiate import BuildError
 
 IEEE, TF32 = "ieee", "tf32"
+_MIB = 1 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 _NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 _nondeterministic: dict[str, None] = {}  # operations that this process has used, in order
 
@@ -34,6 +38,18 @@ def configure_torch(config: Mapping[str, Any]) -> None:
     _set_float32_precision(TF32 if on_gpu and config.get("tf32", False) else IEEE)
     if on_gpu:
         _request_deterministic_algorithms()
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep up to 256 MiB of freed memory for the next step, in blocks of up to 128 MiB.
+
+    By default, glibc returns most freed memory to the operating system, which must then provide new pages in every
+    step. This function has no effect with other C libraries.
+    """
+    with suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, 128 * _MIB)
+        library.mallopt(_M_TRIM_THRESHOLD, 256 * _MIB)
 
 
 def numerics_facts(device: torch.device) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from custom_fp.layers.products import Arithmetic, Matrices, Sums
+from custom_fp.operators.registration import is_plain
 
 
 def attend(
@@ -100,10 +101,15 @@ class CausalSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(score: Tensor, scale: float) -> Tensor:
-        hidden = torch.ones(score.shape[-2:], dtype=torch.bool, device=score.device).triu(1)
-        score = (score * scale).masked_fill_(hidden, -math.inf)
-        sees_none = score.amax(-1, keepdim=True) == -math.inf  # whether all visible scores are -inf
-        return score.softmax(-1).masked_fill_(sees_none, 0.0)
+        hidden = torch.full(score.shape[-2:], -math.inf, device=score.device).triu(1)
+        # tril_ replaces NaN and inf at hidden places. Then, adding is faster than masked_fill_.
+        score = (score * scale).tril_().add_(hidden)
+        weights = score.softmax(-1)
+        # If all visible scores are -inf, the softmax is NaN. On a GPU or in a transform, it is not known whether it is.
+        if not (is_plain(score) and score.is_cpu) or weights[..., :1].isnan().any():
+            sees_none = score.amax(-1, keepdim=True) == -math.inf
+            weights.masked_fill_(sees_none, 0.0)
+        return weights
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -114,7 +120,7 @@ class CausalSoftmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:
         (weights,) = ctx.saved_tensors
         # Hidden keys have weight 0, and so their gradients are 0.
-        return torch._softmax_backward_data(grad, weights, -1, weights.dtype) * ctx.scale, None
+        return torch._softmax_backward_data(grad, weights, -1, weights.dtype).mul_(ctx.scale), None
 
 
 def weighted_values(weights: Tensor, value: Tensor, values: Arithmetic) -> Tensor:

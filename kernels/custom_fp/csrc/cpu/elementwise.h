@@ -1,6 +1,7 @@
 // CPU kernels for single elements: quantize, scale, max_magnitude. See cpu/kernels.h for the interface.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -19,23 +20,26 @@ static_assert(random_piece % group == 0, "a piece draws whole groups");
 
 // Calls round_piece(x, result, index) for all elements, `piece` elements at a time. `index` is the index of the first
 // element and a multiple of `piece`. round_piece may read x again after it has written results, so if out overlaps x,
-// results are copied afterwards.
+// x is copied first, or results are copied afterwards.
 template <int piece, class F, class RoundPiece>
 void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, const RoundPiece& round_piece) {
     const char *x_begin = reinterpret_cast<const char*>(x + begin), *x_end = reinterpret_cast<const char*>(x + end);
     const char *to_begin = reinterpret_cast<const char*>(out + begin), *to_end = reinterpret_cast<const char*>(out + end);
     const bool apart = x_end <= to_begin || to_end <= x_begin;
+    const bool in_place = sizeof(F) == sizeof(float) && x_begin == to_begin;
+    F source[piece];
     float result[piece];
     for (int64_t i = begin; i < end;) {
         const u64 index = offset + static_cast<u64>(i);
         const int64_t skip = static_cast<int64_t>(index % piece);
         const int64_t count = end - i < piece - skip ? end - i : piece - skip;
-        if (count == piece && apart) {
-            round_piece(x + i, out + i, index);
+        if (count == piece && (apart || in_place)) {
+            if (in_place) std::memcpy(source, x + i, sizeof(source));
+            round_piece(in_place ? source : x + i, out + i, index);
         } else {
-            F padded[piece] = {};
-            std::memcpy(padded + skip, x + i, static_cast<size_t>(count) * sizeof(F));
-            round_piece(padded, result, index - static_cast<u64>(skip));
+            std::fill_n(source, piece, F(0));
+            std::memcpy(source + skip, x + i, static_cast<size_t>(count) * sizeof(F));
+            round_piece(source, result, index - static_cast<u64>(skip));
             std::memcpy(out + i, result + skip, static_cast<size_t>(count) * sizeof(float));
         }
         i += count;

@@ -82,8 +82,7 @@ template <int size> void transform_short(const float* x, float* out, int64_t n, 
 }
 
 // Transforms one block that consists of several registers. `v` contains these registers.
-void transform_long(const float* x, float* out, int64_t size, float scale, const Signs& signs, FloatLanes* v) {
-    const int64_t registers = size / lanes;
+CFP_FN void transform_long(const float* x, float* out, int64_t registers, float scale, const Signs& signs, FloatLanes* v) {
     for (int64_t r = 0; r < registers; ++r)
         v[r] = butterflies_within<lanes>(
             flip_signs(load<FloatLanes>(x + r * lanes), load_signs(&signs.before[static_cast<size_t>(r * lanes)])));
@@ -98,7 +97,10 @@ void transform_run(const float* x, float* out, int64_t n, int64_t size, float sc
     if (size == 4) return transform_short<4>(x, out, n, scale, signs);
     if (size == 8 && lanes >= 8) return transform_short<8>(x, out, n, scale, signs);
     if (size == 16 && lanes >= 16) return transform_short<16>(x, out, n, scale, signs);
-    for (int64_t i = 0; i < n; i += size) transform_long(x + i, out + i, size, scale, signs, v);
+    if (size == 2 * lanes)  // unrolled, in registers
+        for (int64_t i = 0; i < n; i += size) transform_long(x + i, out + i, 2, scale, signs, v);
+    else
+        for (int64_t i = 0; i < n; i += size) transform_long(x + i, out + i, size / lanes, scale, signs, v);
 }
 
 // Transforms one block in each of as many columns as a register has lanes, of which `count` exist.
