@@ -39,6 +39,7 @@ __all__ = [  # noqa: RUF022 (in the order of the command line's help)
     "cancel",
     "formats",
     "init",
+    "schema",
     "doctor",
     "load",
     "plot",
@@ -50,7 +51,6 @@ __all__ = [  # noqa: RUF022 (in the order of the command line's help)
     "explain",
     "work",
     "vectors",
-    "schema",
     "calibrate",
 ]
 

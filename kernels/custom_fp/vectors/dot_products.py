@@ -70,7 +70,7 @@ def rows(how: Accumulator, operands: Sequence[Any], count: int, seed: int) -> It
         ]
     names = [name for name, _, _ in cases]
     codes = [
-        torch.cat([_codes([case[1:][i] for case in cases], fmt), random])
+        torch.cat([_codes(torch.tensor([case[1:][i] for case in cases]), fmt), random])
         for i, (fmt, random) in enumerate(zip(elements, _random(elements, depth, count, seed), strict=True))
     ]
     values = [_values(code, fmt) for code, fmt in zip(codes, elements, strict=True)]
@@ -80,7 +80,7 @@ def rows(how: Accumulator, operands: Sequence[Any], count: int, seed: int) -> It
         vectors = Operands(values[0][:, None, :], values[1][:, :, None])
     out = torch.empty(len(codes[0]), 1, 1)
     reference.product(vectors, how, how.rule, out)
-    results = _codes(out[:, 0].tolist(), result_format(how))
+    results = _codes(out[:, 0], result_format(how))
     columns = list(zip("ab", codes, (fmt.code_bits for fmt in elements), strict=True))
     if how.scales:
         columns += zip(("a_scales", "b_scales"), scale_codes, (8, 8), strict=True)
@@ -168,7 +168,7 @@ def _random(operands: Sequence[NumberFormat], depth: int, count: int, seed: int)
         half = depth // 2
         if i == 0:
             finite[:, depth - half :] = -finite[:, :half].flip(1)
-        codes[1::2] = _codes(finite[1::2].tolist(), fmt)
+        codes[1::2] = _codes(finite[1::2], fmt)
         found.append(codes)
     return found
 
@@ -209,8 +209,7 @@ def _extreme_values(fmt: Any) -> list[float]:
 # ---- codes
 
 
-def _codes(values: Sequence[Sequence[float]], fmt: NumberFormat) -> Tensor:
-    x = torch.tensor(values, dtype=torch.float32).view(len(values), -1)
+def _codes(x: Tensor, fmt: NumberFormat) -> Tensor:
     out = torch.empty(x.shape, dtype=torch.int64)
     function("encode", fmt.backends, "any")(x, fmt, out)
     return out
