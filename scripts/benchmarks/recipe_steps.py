@@ -6,7 +6,7 @@ r"""Measure how much slower a training step is under each recipe than in float32
         --output results/reference/minilm_recipes/step_time.md
 
 A step is a forward pass, a backward pass and AdamW. A folder names a model of transformers, which is fine-tuned on 16
-texts of 32 tokens, as in exp=minilm_recipes. The steps are interleaved on one thread, so that the ratios are
+texts of 32 tokens, as in exp=minilm_recipes. Freed memory is kept, as in the runs of cpdrun. The steps are interleaved on one thread, so that the ratios are
 comparable. The table contains the smallest processor time of each recipe and the shares of the multiply-accumulates
 that the recipe rounds. All weights are in memory several times, once per recipe.
 """
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from cpdrun.models.convnet import ConvNet
 from cpdrun.models.gpt import GPT
+from cpdrun.train.ranks.torch_settings import keep_freed_memory
 
 RECIPES = [
     "bf16",
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     steps: dict[str, Callable[[], object]] = {}
     coverages = {"float32": ""}
     for recipe in (None, *arguments.recipes.split(",")):
