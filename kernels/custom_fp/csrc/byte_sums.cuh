@@ -1,8 +1,9 @@
 // CUDA kernels that add packed codes of 8 bits faster than accumulate_packed does. Part of custom_fp.cu.
 //
 // A thread first assumes that none of its codes is infinity or NaN and that no sum overflows. If it finds otherwise, it
-// adds its codes again with Arithmetic. So this file does not depend on the overflow rule, and the tests compare it with
-// the CPU kernels for all pairs of codes. cuda.py chooses these kernels for formats with a sign, -0 and few exponent bits.
+// adds its codes again with Arithmetic, which takes 5 to 10 times as long. So the fast sums do not depend on the
+// overflow rule. The tests compare them with reference.py for all pairs of codes. cuda.py chooses these kernels for
+// formats with a sign, -0 and at most 5 exponent bits.
 #pragma once
 
 // Adds the float16 numbers in the two halves of words. A test replaces it.
@@ -29,14 +30,14 @@ template <Mode mode> struct ByteSums;
 
 // Sums rounded to nearest even, for formats with 1 to 5 exponent bits. Shifted to the exponent and the mantissa of a
 // float16, a code is its value times a power of two. The power is the same for all codes, subnormals included. A sum is
-// rounded to the 11 digits of float16, and then its bits are rounded to the p digits of the format. This equals rounding
-// once, because 11 >= 2 p + 1 (Roux 2014) or, for p > 5, because float16 represents all sums exactly.
+// rounded to the 11 digits of float16, and then its bits are rounded to the p digits of the format. This equals
+// rounding once, because 11 >= 2 p + 1 (Roux 2014) or, for p > 5, because float16 represents all sums exactly.
 template <> struct ByteSums<nearest_even> {
     static constexpr u32 halves = 0x00010001u;  // repeats a number in both halves of a word
     int drop;                                   // mantissa bits of float16 that the format does not have
     u32 first_special, magnitudes, below_tie, keep;
-    // to_flags, added to a sum, sets a flag if it overflows. With 5 exponent bits, such a sum stays infinite in float16,
-    // and needs no flag.
+    // to_flags, added to a sum, sets a flag if it overflows. With 5 exponent bits, such a sum stays infinite in
+    // float16, and needs no flag.
     u32 to_flags, flags;
 
     CFP_MEMBER ByteSums(const Spec& s, RoundingMode) {
@@ -54,7 +55,7 @@ template <> struct ByteSums<nearest_even> {
     CFP_MEMBER bool sum(u32 total[2], const Addresses& bytes, int tensors, i64 i) const {
         u32 acc[4] = {0, 0, 0, 0}, overflow = 0;
         CodeCheck check(first_special);
-#pragma unroll 4
+#pragma unroll 8
         for (int r = 0; r < tensors; ++r) {
             const uint2 both = *reinterpret_cast<const uint2*>(bytes.of<u8>(r) + i);
             const u32 words[2] = {both.x, both.y};
@@ -81,19 +82,20 @@ template <> struct ByteSums<nearest_even> {
     }
 };
 
-// Sums in float32 with the other rounding modes, for formats with 1 to 5 exponent bits. As above, a code is its value times
-// a power of two, in the exponent and the mantissa of a float32. Only sums of codes with 5 exponent bits can have more
-// digits than a float32.
+// Sums in float32 with the other rounding modes, for formats with 1 to 5 exponent bits. As above, a code is its value
+// times a power of two, in the exponent and the mantissa of a float32. Float32 represents all sums exactly, except for
+// formats with 5 exponent bits.
 template <Mode mode> struct FloatSums {
     int drop;  // mantissa bits of float32 that the format does not have
-    u32 first_special, rest, first_digits;  // rest: discarded digits. first_digits: the first 16 of them
-    u32 up, up_below, odd;                  // what is added to positive and negative sums, for `otherwise`
+    u32 first_special, term_bits, rest, first_digits;  // rest: discarded digits. first_digits: the first 16 of them
+    u32 up, up_below, odd;                             // what is added to positive and negative sums, for `otherwise`
     bool are_exact;
     float max;
 
     CFP_MEMBER FloatSums(const Spec& s, RoundingMode rounding) {
         drop = 23 - s.mantissa_bits;
         first_special = s.max_code + 1;
+        term_bits = 0x80000000u | 0x7fu << drop;
         rest = (1u << drop) - 1;
         first_digits = 0xffffu << (drop - 16);
         const u32 half = rounding.mode == nearest_away ? (rest + 1) / 2 : 0;
@@ -105,8 +107,7 @@ template <Mode mode> struct FloatSums {
     }
 
     CFP_MEMBER float term(u32 word, int j) const {  // code j of 4
-        const u32 magnitude = (j < 3 ? word << (drop - 8 * j) : word >> (24 - drop)) & 0x7fu << drop;
-        return from_bits(magnitude | (word << (24 - 8 * j) & 0x80000000u));
+        return from_bits(static_cast<u32>(static_cast<i32>(word << (24 - 8 * j)) >> (24 - drop)) & term_bits);
     }
     CFP_MEMBER u32 code(float value, int j) const {
         const u32 bits = to_bits(value), magnitude = (bits >> drop & 0x7f) << 8 * j;
@@ -159,8 +160,11 @@ CFP_FN u32 sum_code(const Arithmetic<mode, Exact>& arithmetic, const Coder& code
     return encode(canonical(acc), coder);
 }
 
-// Returns the codes of 4 that exist, from i on, and zeros instead of the others.
-CFP_FN u32 existing(u32 codes, i64 i, i64 n) { return n - i < 4 ? n - i > 0 ? codes & ((1u << 8 * (n - i)) - 1) : 0 : codes; }
+// Returns 4 codes, with zeros instead of those from index n on. i: the index of the first code.
+CFP_FN u32 existing(u32 codes, i64 i, i64 n) {
+    if (n - i >= 4) return codes;
+    return n > i ? codes & ((1u << 8 * (n - i)) - 1) : 0;
+}
 
 // A thread adds 8 adjacent codes of each tensor.
 template <Mode mode>
@@ -182,8 +186,8 @@ CFP_FN void accumulate_bytes(const Addresses& bytes, int tensors, u8* out, i64 n
     }
 }
 
-// A thread adds the codes of 4 adjacent lanes of a group (philox.h), which are 8 words at distances of 16 bytes. `index`
-// must be a multiple of 4.
+// A thread adds the codes of 4 adjacent lanes of a group (philox.h), which are 8 words at distances of 16 bytes.
+// `index` must be a multiple of 4.
 CFP_FN void accumulate_bytes_randomly(const Addresses& bytes, int tensors, u8* out, i64 n, const Spec& spec,
                                       RoundingMode rounding, u64 seed, u64 index, u32 mask) {
     const Arithmetic<stochastic, double> arithmetic(spec, rounding);
@@ -210,22 +214,22 @@ CFP_FN void accumulate_bytes_randomly(const Addresses& bytes, int tensors, u8* o
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float sum[8];
-                u32 digits = 0;
+                // Adds with `random`. Returns false if all of the tested digits are ones, so lower digits could carry.
                 const auto add = [&](u32 tested) {
-                    digits = 0;
+                    u32 digits = 0;
 #pragma unroll
                     for (int place = 0; place < 8; ++place) {
-                        const u32 bits = to_bits(sums.sum(acc[j][place], sums.term(words[place], j))) + (random[place] >> (32 - sums.drop));
+                        const float exact = sums.sum(acc[j][place], sums.term(words[place], j));
+                        const u32 bits = to_bits(exact) + (random[place] >> (32 - sums.drop));
                         sum[place] = from_bits(bits & ~sums.rest);
                         digits = larger(digits, bits & tested);
                     }
                     return digits != tested;
                 };
-                // The first 16 random bits decide, unless their sum with the discarded digits is one less than a carry.
                 draw_first(random, here, lane + j, static_cast<u32>(4 * r), seed, mask);
                 if (!add(sums.first_digits)) {
                     draw_lane(random, here, lane + j, static_cast<u32>(4 * r), seed, mask);
-                    is_decided &= add(sums.rest) | sums.are_exact;
+                    is_decided &= add(sums.rest) || sums.are_exact;
                 }
 #pragma unroll
                 for (int place = 0; place < 8; ++place) {

@@ -298,7 +298,8 @@ template <Mode mode> struct Arithmetic<mode, double> {
     CFP_MEMBER float sum(float a, float b, bool member, u32 random) const {
         if (is_float32) return a + b;
         const double x = a, y = b;
-        return member ? rounded<true>(sums_are_exact ? x + y : add_to_odd(x, y), random) : rounded(add_to_odd(x, y), random);
+        if (mode != nearest_even && member) return rounded<true>(sums_are_exact ? x + y : add_to_odd(x, y), random);
+        return rounded(add_to_odd(x, y), random);
     }
     CFP_MEMBER float product(float a, float b) const {
         if (is_float32) return a * b;
@@ -324,7 +325,8 @@ template <Mode mode> struct Arithmetic<mode, float> {
     }
     CFP_MEMBER float sum(float a, float b, bool member, u32) const {
         if (by_near) return round_near_checked(member ? a + b : add_to_odd(a, b), near);
-        return member ? rounded<true>(sums_are_exact ? a + b : add_to_odd_narrow(a, b)) : rounded(add_to_odd_narrow(a, b));
+        if (mode != nearest_even && member) return rounded<true>(sums_are_exact ? a + b : add_to_odd_narrow(a, b));
+        return rounded(add_to_odd_narrow(a, b));
     }
     CFP_MEMBER float product(float a, float b) const {
         return by_near ? multiply_near_checked(a, b, near) : rounded(multiply_to_odd_narrow(a, b));
