@@ -32,6 +32,7 @@ KERNELS = (
         for kind in ("accumulate", "pack", "accumulate_packed")
         for mode in modes
     ),
+    *(f"accumulate_bytes_{mode}" for mode in MODES),
     *(f"scaled_{kind}_{mode}" for kind in ("tiles", "runs", "whole") for mode in MODES),
     *(f"{kind}_{size}" for kind in ("encode", "decode", "table_decode") for size in (1, 4, 8)),
     *("table_encode_1", "table_encode_4", "unpack", "table_unpack"),
@@ -210,7 +211,20 @@ def accumulate_packed(
     payloads: Sequence[Tensor], fmt: Format | Tabulated, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     if n:
-        _accumulate("accumulate_packed", payloads, fmt, n, 8, kahan, rule, out)
+        kernel = (
+            "accumulate_bytes" if _adds_bytes((*payloads, out), fmt, kahan, rule) else "accumulate_packed"
+        )
+        per_thread = 32 if kernel == "accumulate_bytes" and rule.is_stochastic else 8
+        _accumulate(kernel, payloads, fmt, n, per_thread, kahan, rule, out)
+
+
+def _adds_bytes(tensors: Sequence[Tensor], fmt: Format | Tabulated, kahan: bool, rule: Rule) -> bool:
+    """Return whether the kernels of csrc/byte_sums.cuh can add payloads. They are faster than accumulate_packed."""
+    if not isinstance(fmt, Format) or fmt.bits != 8 or fmt.exponent_bits > 5 or not fmt.has_negative_zero:
+        return False
+    has_kernel = rule.rounding is not Rounding.NEAREST_EVEN or not rule.propagates
+    is_aligned = all(tensor.data_ptr() % 8 == 0 for tensor in tensors) and rule.offset % 4 == 0
+    return has_kernel and is_aligned and not kahan
 
 
 def _accumulate(

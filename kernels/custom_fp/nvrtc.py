@@ -30,6 +30,7 @@ OPTIONS = (
 MODES = ("nearest_even", "toward_zero", "stochastic", "otherwise")
 PARTS = {  # prefix of a kernel's name (longer prefixes first) -> name of the kernel's part of custom_fp.cu
     "accumulate_packed_": "ACCUMULATE_PACKED",
+    "accumulate_bytes_": "ACCUMULATE_BYTES",
     "accumulate_": "ACCUMULATE",
     "quantize_": "QUANTIZE",
     "pack_": "PACK",

@@ -14,6 +14,11 @@ struct alignas(16) double2 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 static struct {
@@ -30,6 +35,22 @@ static void atomicMax(unsigned long long* at, unsigned long long value) { *at = 
 // A GPU's conversion of float64 to float32: a NaN loses its sign and payload to this pattern (PTX ISA, cvt).
 static float gpu_cast(double x) { return x == x ? static_cast<float>(x) : __builtin_bit_cast(float, 0x7fffffffu); }
 #define CFP_CAST(x) gpu_cast(x)
+
+static float __fadd_rz(float a, float b) {
+    const double exact = static_cast<double>(a) + b;
+    const float sum = static_cast<float>(exact);
+    return __builtin_fabsf(sum) > __builtin_fabs(exact) ? __builtin_nextafterf(sum, 0) : sum;
+}
+
+static unsigned add_halves(unsigned a, unsigned b) {
+    struct Halves {
+        _Float16 low, high;
+    };
+    const auto x = __builtin_bit_cast(Halves, a), y = __builtin_bit_cast(Halves, b);
+    const Halves sum = {static_cast<_Float16>(x.low + y.low), static_cast<_Float16>(x.high + y.high)};
+    return __builtin_bit_cast(unsigned, sum);
+}
+#define CFP_ADD_HALVES(a, b) add_halves(a, b)
 
 #include "custom_fp.cu"
 

@@ -30,7 +30,10 @@ def sums():
         list(test_backends.sums(name))
     terms = list(torch.randn(cuda.FEW + 1, 24))  # more tensors than arguments
     custom_fp.accumulate(terms, "e4m3", kahan=True)
-    custom_fp.accumulate_packed([custom_fp.pack(term, "e4m3") for term in terms], "e4m3", 24)
+    for rounding in ROUNDINGS:
+        custom_fp.accumulate_packed(
+            [custom_fp.pack(term, "e4m3") for term in terms], "e4m3", 24, rounding=rounding
+        )
 
 
 def products():

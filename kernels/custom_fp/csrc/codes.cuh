@@ -294,7 +294,7 @@ CFP_FN void accumulate_packed(Staged<draws, most>& staged, const Any& arithmetic
                                  u64 seed, u64 index, u32 mask) {                                                        \
         __shared__ Staged<mode == stochastic, 32> staged;                                                                \
         const Spec spec = unpack_spec(packed_spec);                                                                      \
-        with_arithmetic<mode>(spec, RoundingMode(rounding), [&](const auto& arithmetic) {                                              \
+        with_arithmetic<mode>(spec, RoundingMode(rounding), [&](const auto& arithmetic) {                                \
             accumulate_packed(staged, arithmetic, Coded{spec.bits, make_coder(spec)}, bytes, tensors, out, n, kahan != 0, \
                               seed, index, mask);                                                                        \
         });                                                                                                              \

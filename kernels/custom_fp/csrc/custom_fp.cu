@@ -69,6 +69,9 @@ struct Addresses {
     }
 };
 
+// Returns whether 0 <= i < n, with one comparison.
+CFP_FN bool is_index(i64 i, i64 n) { return static_cast<u64>(i) < static_cast<u64>(n); }
+
 CFP_FN i64 thread_index() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 CFP_FN i64 thread_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 
@@ -126,6 +129,13 @@ CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 
         random[place] = rounding_bits(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
 }
 
+// Draws the first 16 of these bits. The others are zeros, or the digits that rounding_bits adds.
+CFP_FN void draw_first(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
+    const Words upper = random_words(group_index, lane, stream, 0, seed);
+#pragma unroll
+    for (u32 place = 0; place < 8; ++place) random[place] = rounding_bits(half_of(upper.w[place / 2], place) << 16, mask);
+}
+
 // Calls body(group, lane, i) for the lanes of groups that this thread processes. There are n elements, and the first
 // has the index `index`. A lane has those of the elements i, i + 16, ..., i + 112 that are between 0 and n - 1. The
 // lanes of a warp are adjacent in memory.
@@ -145,7 +155,7 @@ template <class F> CFP_FN void load_lane(const F* x, i64 first, i64 n, F v[8]) {
 #pragma unroll
     for (int place = 0; place < 8; ++place) {
         const i64 i = first + 16 * place;
-        v[place] = i >= 0 && i < n ? x[i] : F(0);
+        v[place] = is_index(i, n) ? x[i] : F(0);
     }
 }
 
@@ -160,7 +170,7 @@ CFP_FN void quantize_randomly(const F* x, float* out, i64 n, u32 spec, RoundingM
 #pragma unroll
         for (int place = 0; place < 8; ++place) {
             const i64 i = first + 16 * place;
-            if (i >= 0 && i < n) out[i] = settle(to_float32(round<stochastic>(v[place], rounder, random[place])), rounder);
+            if (is_index(i, n)) out[i] = settle(to_float32(round<stochastic>(v[place], rounder, random[place])), rounder);
         }
     });
 }
@@ -231,24 +241,65 @@ CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, 
     acc = t;
 }
 
+// Sums that are rounded stochastically with the first 16 random bits, in float32. These bits do not decide if their sum
+// with the first 16 discarded digits is one less than a carry. Sums are truncated, so all digits that they have are right.
+struct FirstBits {
+    u32 min_normal, rest, first_digits, max;
+    int shift;
+
+    static CFP_MEMBER bool allowed(const Spec& s) { return s.is_plain && s.mantissa_bits <= 7; }
+
+    CFP_MEMBER explicit FirstBits(const Spec& s) {
+        const int drop = 23 - s.mantissa_bits;
+        min_normal = static_cast<u32>(s.emin + 127) << 23;
+        rest = (1u << drop) - 1;
+        first_digits = 0xffffu << (drop - 16);
+        max = magnitude_of<float>(s, s.max_code);
+        shift = 32 - drop;
+    }
+
+    // Adds 8 terms. Returns false and changes nothing if the bits do not decide, or if a sum exceeds the format.
+    CFP_MEMBER bool add(float acc[8], const float g[8], const u32 random[8]) const {
+        float sums[8];
+        u32 digits = 0, largest = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float sum = __fadd_rz(acc[i], g[i]);
+            const u32 magnitude = to_bits(absolute(sum));
+            const float lift = magnitude < min_normal ? from_bits(min_normal) : 0.0f;  // see RandomRounder
+            const u32 bits = to_bits(__fadd_rz(absolute(sum), lift)) + (random[i] >> shift);
+            sums[i] = with_sign(from_bits(bits & ~rest) - lift, sum);
+            digits = larger(digits, bits & first_digits);
+            largest = larger(largest, magnitude);
+        }
+        if (digits == first_digits || largest > max) return false;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) acc[i] = sums[i];
+        return true;
+    }
+};
+
 // Rounded sums and products. Exact is float for narrow formats without stochastic rounding, and otherwise double.
 template <Mode mode, class Exact> struct Arithmetic;
 
 template <Mode mode> struct Arithmetic<mode, double> {
-    bool is_float32, is_signed;
+    bool is_float32, is_signed, sums_are_exact;
     Rounder<double> rounder;
 
     CFP_MEMBER Arithmetic(const Spec& s, RoundingMode rounding)
         : is_float32(mode == nearest_even && rounding.overflow == infinity && s.bits == 32), is_signed(s.is_signed),
-          rounder(make_rounder<double>(s, rounding.mode, rounding.overflow)) {}
+          sums_are_exact(has_exact_sums<double>(s)), rounder(make_rounder<double>(s, rounding.mode, rounding.overflow)) {}
 
-    CFP_MEMBER float rounded(double exact, u32 random) const {
-        const float value = CFP_CAST(round<mode>(exact, rounder, random));
+    template <bool is_multiple = false> CFP_MEMBER float rounded(double exact, u32 random) const {
+        const double to_format = round<mode, mode != nearest_even, is_multiple>(exact, rounder, random);
+        const float value = CFP_CAST(to_format);
         return (mode == nearest_even || mode == toward_zero) && is_signed ? value : settle(value, rounder);
     }
-    CFP_MEMBER float sum(float a, float b, bool, u32 random) const {
+    CFP_MEMBER float sum(float a, float b, bool member, u32 random) const {
         if (is_float32) return a + b;
-        return rounded(add_to_odd(static_cast<double>(a), static_cast<double>(b)), random);
+        const double x = a, y = b;
+        if (mode != nearest_even && member) return rounded<true>(sums_are_exact ? x + y : add_to_odd(x, y), random);
+        return rounded(add_to_odd(x, y), random);
     }
     CFP_MEMBER float product(float a, float b) const {
         if (is_float32) return a * b;
@@ -260,20 +311,21 @@ template <Mode mode> struct Arithmetic<mode, double> {
 };
 
 template <Mode mode> struct Arithmetic<mode, float> {
-    bool by_near, is_signed;
+    bool by_near, is_signed, sums_are_exact;
     NearRounder near;
     Rounder<float> rounder;
 
     CFP_MEMBER Arithmetic(const Spec& s, RoundingMode rounding)
         : by_near(mode == nearest_even && NearRounder::checkable(s)), is_signed(s.is_signed),
-          near(make_near_rounder(s, rounding.overflow)), rounder(make_rounder<float>(s, rounding.mode, rounding.overflow)) {}
+          sums_are_exact(has_exact_sums<float>(s)), near(make_near_rounder(s, rounding.overflow)), rounder(make_rounder<float>(s, rounding.mode, rounding.overflow)) {}
 
-    CFP_MEMBER float rounded(float to_odd) const {
-        const float value = round<mode>(to_odd, rounder, 0);
+    template <bool is_multiple = false> CFP_MEMBER float rounded(float to_odd) const {
+        const float value = round<mode, mode != nearest_even, is_multiple>(to_odd, rounder, 0);
         return (mode == nearest_even || mode == toward_zero) && is_signed ? value : settle(value, rounder);
     }
     CFP_MEMBER float sum(float a, float b, bool member, u32) const {
         if (by_near) return round_near_checked(member ? a + b : add_to_odd(a, b), near);
+        if (mode != nearest_even && member) return rounded<true>(sums_are_exact ? a + b : add_to_odd_narrow(a, b));
         return rounded(add_to_odd_narrow(a, b));
     }
     CFP_MEMBER float product(float a, float b) const {
@@ -308,15 +360,19 @@ CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, f
     }
 }
 
-// As in quantize_randomly, a thread processes a lane.
+// As in quantize_randomly, a thread processes a lane. first_bits is nullptr if the format does not allow it.
 template <bool kahan, class Any>
-CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int tensors, float* out, i64 n, u64 seed,
+CFP_FN void accumulate_randomly(const Any& arithmetic, const FirstBits* first_bits, const Addresses& x, int tensors, float* out, i64 n, u64 seed,
                                 u64 index, u32 mask) {
     for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
         float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0}, g[8];
         for (int r = 0; r < tensors; ++r) {
             u32 random[kahan ? 4 : 1][8];
             load_lane(x.of<float>(r), first, n, g);
+            if (!kahan && first_bits) {
+                draw_first(random[0], here, lane, static_cast<u32>(4 * r), seed, mask);
+                if (first_bits->add(acc, g, random[0])) continue;
+            }
 #pragma unroll
             for (int j = 0; j < (kahan ? 4 : 1); ++j)
                 draw_lane(random[j], here, lane, static_cast<u32>(4 * r + j), seed, mask);
@@ -330,7 +386,7 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int t
 #pragma unroll
         for (int place = 0; place < 8; ++place) {
             const i64 i = first + 16 * place;
-            if (i >= 0 && i < n) out[i] = canonical(acc[place]);
+            if (is_index(i, n)) out[i] = canonical(acc[place]);
         }
     });
 }
@@ -341,13 +397,15 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const Addresses& x, int t
     extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
         accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int rounding, int kahan, u64 seed,     \
                           u64 index, u32 mask) {                                                                   \
-        with_arithmetic<mode>(unpack_spec(spec), RoundingMode(rounding), [&](const auto& arithmetic) {                           \
+        const FirstBits first_bits(unpack_spec(spec));                                                             \
+        const FirstBits* const allowed = FirstBits::allowed(unpack_spec(spec)) ? &first_bits : nullptr;            \
+        with_arithmetic<mode>(unpack_spec(spec), RoundingMode(rounding), [&](const auto& arithmetic) {             \
             if constexpr (mode != stochastic)                                                                      \
                 accumulate(arithmetic, x, tensors, out, n, kahan != 0);                                            \
             else if (kahan)                                                                                        \
-                accumulate_randomly<true>(arithmetic, x, tensors, out, n, seed, index, mask);                      \
+                accumulate_randomly<true>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);                      \
             else                                                                                                   \
-                accumulate_randomly<false>(arithmetic, x, tensors, out, n, seed, index, mask);                     \
+                accumulate_randomly<false>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);                     \
         });                                                                                                        \
     }
 #if !defined CFP_PART || defined CFP_ONLY_ACCUMULATE
@@ -357,6 +415,9 @@ CFP_FOR_EACH_MODE(CFP_ACCUMULATE)
 // ---- codes -----------------------------------------------------------------------------------------------------
 
 #include "codes.cuh"
+#if !defined CFP_PART || defined CFP_ONLY_ACCUMULATE_BYTES
+#include "byte_sums.cuh"
+#endif
 
 // ---- matmul ----------------------------------------------------------------------------------------------------
 

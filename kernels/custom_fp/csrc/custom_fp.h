@@ -219,8 +219,10 @@ CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Round
 // floor(2^31 distance) / 2^31. If the last bit is set, it stands for infinitely many ones, which carry if any lower
 // digit is lost (`rounding_bits` in philox.h). NaN loses its sign and payload, so that all backends return the same
 // bits. With detects_infinity, infinity is distinguished from finite values past max. Sums omit this if the results are
-// the same.
-template <Mode mode, bool detects_infinity = mode != nearest_even, class F> CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
+// the same. With is_multiple, the caller guarantees that x is a multiple of the format's smallest step, as sums of its
+// values are. A magnitude below min_normal is then a value of the format.
+template <Mode mode, bool detects_infinity = mode != nearest_even, bool is_multiple = false, class F>
+CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
     typedef Bits<F> B;
     typedef typename B::U U;
     typedef typename B::I I;
@@ -262,7 +264,7 @@ template <Mode mode, bool detects_infinity = mode != nearest_even, class F> CFP_
         multiple += from_bits(to_bits(r.quantum) & (U(0) - up));
     }
     const U is_subnormal = static_cast<U>(static_cast<I>(magnitude) < static_cast<I>(r.min_normal));
-    U result = select(is_subnormal, to_bits(multiple), normal);
+    U result = is_multiple ? normal : select(is_subnormal, to_bits(multiple), normal);
 
     const U overflow = mode == otherwise ? select(static_cast<U>(sign != 0), r.overflow_below, r.overflow) : r.overflow;
     result = select(static_cast<U>(static_cast<I>(result) > static_cast<I>(r.max)), overflow, result);
@@ -300,6 +302,11 @@ template <class F> CFP_FN F make_odd(F sum, F error) {
 template <class F> CFP_FN F add_to_odd(F a, F b) {
     const F sum = a + b, b_part = sum - a, error = (a - (sum - b_part)) + (b - b_part);
     return make_odd(sum, error);
+}
+
+// Returns whether F represents all sums of two finite values of the format exactly.
+template <class F> CFP_FN bool has_exact_sums(const Spec& s) {
+    return (1 << s.exponent_bits) + s.mantissa_bits <= Bits<F>::mantissa + 1;
 }
 
 // Returns x * 2^shift, rounded once, for |shift| <= 400. Larger shifts give the same float32 results as 400.

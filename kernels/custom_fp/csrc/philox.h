@@ -31,9 +31,20 @@ struct Words {
     u32 w[4];
 };
 
+// Returns the 64 bits of a product. NVRTC 13.2 compiles a product with a constant above 2^31 to two instructions.
+CFP_FN u64 multiply_wide(u32 a, u32 b) {
+#if defined(__CUDACC__)
+    u64 product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+#else
+    return static_cast<u64>(a) * b;
+#endif
+}
+
 CFP_FN Words philox4x32(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
     for (int round = 0; round < 7; ++round) {
-        const u64 a = 0xD2511F53ull * c0, b = 0xCD9E8D57ull * c2;
+        const u64 a = multiply_wide(0xD2511F53u, c0), b = multiply_wide(0xCD9E8D57u, c2);
         const u32 n0 = static_cast<u32>(b >> 32) ^ c1 ^ k0, n2 = static_cast<u32>(a >> 32) ^ c3 ^ k1;
         c1 = static_cast<u32>(b);
         c3 = static_cast<u32>(a);

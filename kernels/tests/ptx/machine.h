@@ -5,6 +5,7 @@
 // leaves them open (float64) one that no CPU makes. Memory: an access that is misaligned, or outside of what the launch
 // was given, is noted and not done.
 #pragma once
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -27,6 +28,9 @@ using b32 = u32;
 using b64 = u64;
 using f32 = float;
 using f64 = double;
+struct f16x2 {
+    _Float16 low, high;
+};
 using pred = bool;
 
 template <int bytes> struct Unsigned;
@@ -55,6 +59,17 @@ template <> u64 bits(double value) {
     u64 result;
     std::memcpy(&result, &value, sizeof result);
     return value == value ? result : 0xfff8000000000123ull;
+}
+template <> u32 bits(f16x2 value) {
+    const auto half = [](_Float16 x) -> u32 {
+        u16 result;
+        std::memcpy(&result, &x, sizeof result);
+        return x == x ? result : 0x7fff;
+    };
+    return half(value.low) | half(value.high) << 16;
+}
+static f16x2 operator+(f16x2 a, f16x2 b) {
+    return {static_cast<_Float16>(a.low + b.low), static_cast<_Float16>(a.high + b.high)};
 }
 template <class T> constexpr int width = 8 * sizeof(T);
 
@@ -149,6 +164,14 @@ template <class T, class... Words> void store(Space space, Range own, u64 addres
     }
 PTX_BINARY(add, a + b)
 PTX_BINARY(sub, a - b)
+template <class T> Bits<T> add_rz(Bits<T> a_bits, Bits<T> b_bits) {
+    const int mode = std::fegetround();
+    std::fesetround(FE_TOWARDZERO);
+    const volatile T a = value<T>(a_bits), b = value<T>(b_bits);
+    const volatile T sum = a + b;
+    std::fesetround(mode);
+    return bits<T>(sum);
+}
 PTX_BINARY(mul_lo, static_cast<u64>(a) * static_cast<u64>(b))
 PTX_BINARY(mul, a* b)
 PTX_BINARY(div, a / b)

@@ -26,12 +26,13 @@ from ptx_device import Device
 from torch import Tensor
 
 SEED = 2**40 + 7
-OFFSETS = [0, 100, 2**40 + 13]  # index of the first element, which determines the random bits
+OFFSETS = [0, 100, 2**40 + 12, 2**40 + 13]  # index of the first element, which determines the random bits
 LENGTHS = [1, 3, 5, 511, 2047, 2048, 2049, 4099]
 # One kernel of each of these kinds, in one rounding mode. test_cuda_source.py compiles kernels of all other kinds.
 SOME_KERNELS = {
     *("quantize_nearest_even_f32", "quantize_nearest_even_f64", "pack_nearest_even"),
-    *("accumulate_toward_zero", "accumulate_packed_toward_zero", "put_addresses", "matmul_plain"),
+    *("accumulate_toward_zero", "accumulate_packed_toward_zero", "accumulate_bytes_toward_zero"),
+    *("put_addresses", "matmul_plain"),
     *("scaled_tiles_stochastic", "scaled_runs_stochastic", "max_magnitude_f32", "hadamard", "fused_sum"),
     *("unpack", "scaled_decode"),
 }
@@ -61,9 +62,9 @@ class Compared:
         if differ:
             self.wrong.append(f"{what}, grid {grid}: {int(differ)} bytes differ of {got.nbytes}")
 
-    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32, aligned: bool = False) -> Tensor:
         """Return a tensor at or slightly past a multiple of 64 bytes, filled with what no kernel writes."""
-        n, past = math.prod(shape), self.dice.choice([0, 0, 1, 2, 3])
+        n, past = math.prod(shape), 0 if aligned else self.dice.choice([0, 0, 1, 2, 3])
         room = torch.empty(n + past + 64, dtype=dtype)
         start = -(room.data_ptr() // room.element_size()) % (64 // room.element_size()) + past
         flat = room[start : start + n]
@@ -116,8 +117,8 @@ def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> Non
     words = words | {"offset": to.dice.choice(OFFSETS)}
     rule = Rule(**words)
     for kind in ("any", "normal"):
-        rows = [to.data(n, kind=kind) for _ in range(terms)]
-        packed = [to.empty(custom_fp.packed_size(n, fmt), dtype=torch.uint8) for _ in rows]
+        rows, aligned = [to.data(n, kind=kind) for _ in range(terms)], to.dice.random() < 0.5
+        packed = [to.empty(custom_fp.packed_size(n, fmt), dtype=torch.uint8, aligned=aligned) for _ in rows]
         for row, payload in zip(rows, packed, strict=True):
             if kind == "normal":
                 row *= min(fmt.max / 4 or 1, 2.0)
@@ -132,7 +133,7 @@ def sums(to: Compared, fmt: Format | Tabulated, words: dict[str, object]) -> Non
                 expected,
             )
             expected = custom_fp.accumulate_packed(packed, fmt, n, kahan=kahan, **words)
-            out = to.empty(len(expected), dtype=torch.uint8)
+            out = to.empty(len(expected), dtype=torch.uint8, aligned=aligned)
             to.equal(
                 f"accumulate_packed {said}",
                 lambda k=kahan, o=out, p=packed: cuda.accumulate_packed(p, fmt, n, k, rule, o),

@@ -20,12 +20,13 @@ _HOW = {
     "lo",
     "hi",
     "wide",
+    "rz",
     "rzi",
     "bfly",
     "idx",
     "down",
 }  # words that become part of a function's name; `rn`, `sync` and `uni` do not
-_KINDS = {*_BYTES, "s8", "b8", "s16", "b16", "pred"}
+_KINDS = {*_BYTES, "s8", "b8", "s16", "b16", "f16x2", "pred"}
 _SPECIAL = {"tid.x", "ntid.x", "ctaid.x", "ctaid.y", "nctaid.x"}
 
 

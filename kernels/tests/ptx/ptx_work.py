@@ -88,6 +88,11 @@ def cases() -> Iterator[Case]:
             if name != "takum8" or dtype is not torch.int64:
                 yield case(name, cuda.encode, x, fmt, codes)
             yield case(name, cuda.decode, codes, fmt, out)
+    fmt = custom_fp.parse("e3m2")  # codes that are not bytes
+    packed, data = [custom_fp.pack(term, fmt) for term in terms], custom_fp.pack(x, fmt)
+    for mode in MODES:
+        rule = Rule(rounding=OTHER[mode], seed=1)
+        yield case(f"8 of e3m2, {rule.rounding}", cuda.accumulate_packed, packed, fmt, N, False, rule, data)
     yield case("", cuda.scale_pow2, x, 3, out)
     yield case("", cuda.max_exponent, x)
     yield case("of float64", cuda.max_exponent, wide)

@@ -15,6 +15,7 @@ pytest.importorskip("cupy", reason="CuPy brings NVRTC; pip install cupy-cuda13x"
 import ptx_cases
 import ptx_to_cpp
 import torch
+from backend_choice import in_reference
 from cupy.cuda import nvrtc as cupy_nvrtc
 from custom_fp import cuda, nvrtc
 from custom_fp.formats.scalar import Format
@@ -52,6 +53,42 @@ def test_bits(to, name):
         ptx_cases.elements(to, fmt, nearest)
         ptx_cases.sums(to, fmt, towards)
     assert not to.wrong and to.values["quantize"] and to.values["accumulate_packed"]
+
+
+BYTES = {
+    "nearest_even": ["nearest_even"],
+    "toward_zero": ["toward_zero"],
+    "stochastic": ["stochastic", "stochastic_8", "stochastic_even_6", "stochastic_odd_18"],
+    "otherwise": ["nearest_away", "toward_positive", "toward_negative", "to_odd"],
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "architecture"), [*((mode, "compute_90") for mode in BYTES), ("nearest_even", "compute_80")]
+)
+def test_sums_of_all_pairs_of_bytes(tmp_path, mode, architecture):
+    """The sums equal the reference, and the general functions do not add finite sums of finite values again."""
+    kernel, codes = f"accumulate_bytes_{mode}", torch.arange(256, dtype=torch.uint8)
+    device = Device(ptx_of([kernel], architecture), nvrtc.source(), tmp_path, {kernel}, "-O1")
+    pairs = torch.cartesian_prod(codes, codes)
+
+    def sums(pairs, fmt, rule):
+        terms, out = [*pairs.T.contiguous()], torch.full((len(pairs),), 0x55, dtype=torch.uint8)
+        with device.in_place():
+            cuda.accumulate_packed(terms, fmt, len(out), False, Rule(**rule), out)
+        with in_reference():
+            assert torch.equal(out, custom_fp.accumulate_packed(terms, fmt, len(out), **rule)), (fmt, rule)
+        return device.counts[kernel].instructions
+
+    for name in ("e4m3", "e4m3fn", "e5m2", "e5m2fn", "e3m4", "e2m5"):
+        fmt = Format.parse(name)
+        values = custom_fp.decode(pairs, fmt)
+        finite = pairs[(values.sum(1).abs() <= fmt.max) & values.isfinite().all(1)]
+        finite = finite[: len(finite) // 8 * 8]
+        for rule in ptx_cases.rules(BYTES[mode], ["infinity", "saturate"]):
+            sums(pairs, fmt, rule)
+            if name != "e5m2fn":  # float16 has no exponent for its largest values
+                assert sums(finite, fmt, rule) <= 1.1 * sums(torch.zeros_like(finite), fmt, rule)
 
 
 def test_products_transforms_and_scales(to, device):

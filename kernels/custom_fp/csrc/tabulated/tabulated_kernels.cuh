@@ -28,7 +28,7 @@ CFP_FN void table_quantize_randomly(const F* x, float* out, i64 n, const i32* ta
 #pragma unroll
         for (int place = 0; place < 8; ++place) {
             const i64 i = first + 16 * place;
-            if (i >= 0 && i < n) out[i] = value_in(static_cast<double>(v[place]), t, random[place]);
+            if (is_index(i, n)) out[i] = value_in(static_cast<double>(v[place]), t, random[place]);
         }
     });
 }
@@ -143,9 +143,9 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
                             u64 seed, u64 index, u32 mask) {
     const TableArithmetic<true> arithmetic = {open_table(table)};
     if (kahan)
-        accumulate_randomly<true>(arithmetic, x, tensors, out, n, seed, index, mask);
+        accumulate_randomly<true>(arithmetic, nullptr, x, tensors, out, n, seed, index, mask);
     else
-        accumulate_randomly<false>(arithmetic, x, tensors, out, n, seed, index, mask);
+        accumulate_randomly<false>(arithmetic, nullptr, x, tensors, out, n, seed, index, mask);
 }
 
 struct CodedIn {
