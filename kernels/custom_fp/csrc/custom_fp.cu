@@ -317,7 +317,8 @@ template <Mode mode> struct Arithmetic<mode, float> {
 
     CFP_MEMBER Arithmetic(const Spec& s, RoundingMode rounding)
         : by_near(mode == nearest_even && NearRounder::checkable(s)), is_signed(s.is_signed),
-          sums_are_exact(has_exact_sums<float>(s)), near(make_near_rounder(s, rounding.overflow)), rounder(make_rounder<float>(s, rounding.mode, rounding.overflow)) {}
+          sums_are_exact(has_exact_sums<float>(s)), near(make_near_rounder(s, rounding.overflow)),
+          rounder(make_rounder<float>(s, rounding.mode, rounding.overflow)) {}
 
     template <bool is_multiple = false> CFP_MEMBER float rounded(float to_odd) const {
         const float value = round<mode, mode != nearest_even, is_multiple>(to_odd, rounder, 0);
@@ -362,8 +363,8 @@ CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, f
 
 // As in quantize_randomly, a thread processes a lane. first_bits is nullptr if the format does not allow it.
 template <bool kahan, class Any>
-CFP_FN void accumulate_randomly(const Any& arithmetic, const FirstBits* first_bits, const Addresses& x, int tensors, float* out, i64 n, u64 seed,
-                                u64 index, u32 mask) {
+CFP_FN void accumulate_randomly(const Any& arithmetic, const FirstBits* first_bits, const Addresses& x, int tensors,
+                                float* out, i64 n, u64 seed, u64 index, u32 mask) {
     for_lanes(n, index, [&](u64 here, u32 lane, i64 first) {
         float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0}, c[8] = {0, 0, 0, 0, 0, 0, 0, 0}, g[8];
         for (int r = 0; r < tensors; ++r) {
@@ -403,9 +404,9 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const FirstBits* first_bi
             if constexpr (mode != stochastic)                                                                      \
                 accumulate(arithmetic, x, tensors, out, n, kahan != 0);                                            \
             else if (kahan)                                                                                        \
-                accumulate_randomly<true>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);                      \
+                accumulate_randomly<true>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);             \
             else                                                                                                   \
-                accumulate_randomly<false>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);                     \
+                accumulate_randomly<false>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);            \
         });                                                                                                        \
     }
 #if !defined CFP_PART || defined CFP_ONLY_ACCUMULATE
