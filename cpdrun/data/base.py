@@ -83,7 +83,7 @@ class ImageTensors(Dataset):
         return x[0], y[0]
 
     def fetch_batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images (B, C, H, W) float32 and the classes (B,) int64 of some samples."""
+        """Return the images (..., C, H, W) float32 and the classes (...) int64 for indices (...)."""
         index_B = torch.as_tensor(indices)
         return self.x_NxCxHxW[index_B].float().mul_(self.gain).add_(self.offset), self.y_N[index_B]
 

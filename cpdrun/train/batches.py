@@ -83,10 +83,11 @@ class Batches:
         return tree_map_only(Tensor, _channels_last, batch) if self.channels_last else batch
 
     def fetch_stacked(self, index_NxB: Tensor, step: int, workers: range) -> Batch:
-        """Return the batches of several workers as one batch, whose first dimension is that of the workers."""
+        """Return the batches of several workers, stacked along a new first dimension."""
         train = self.data.train
         is_simple = type(train) is ImageTensors and not hasattr(self.data, "augment")
         if is_simple and self._ahead is None and not self.channels_last:
+            # One call fetches the samples of all workers, because no random numbers depend on the worker.
             return _to(self.device, train.fetch_batch(index_NxB[workers.start : workers.stop]))
         batches = [self.fetch(index_NxB[worker], step, worker) for worker in workers]
         stack = getattr(train, "stack_batches", None)

@@ -219,7 +219,7 @@ def accumulate_packed(
 
 
 def _adds_bytes(tensors: Sequence[Tensor], fmt: Format | Tabulated, kahan: bool, rule: Rule) -> bool:
-    """Return whether the kernels of csrc/byte_sums.cuh can add payloads. They are faster than accumulate_packed."""
+    """Return whether the kernels of csrc/byte_sums.cuh, which are faster than accumulate_packed, apply."""
     if not isinstance(fmt, Format) or fmt.bits != 8 or fmt.exponent_bits > 5 or not fmt.has_negative_zero:
         return False
     has_kernel = rule.rounding is not Rounding.NEAREST_EVEN or not rule.propagates

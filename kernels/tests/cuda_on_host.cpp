@@ -37,9 +37,9 @@ static float gpu_cast(double x) { return x == x ? static_cast<float>(x) : __buil
 #define CFP_CAST(x) gpu_cast(x)
 
 static float __fadd_rz(float a, float b) {
-    const double exact = static_cast<double>(a) + b;
-    const float sum = static_cast<float>(exact);
-    return __builtin_fabsf(sum) > __builtin_fabs(exact) ? __builtin_nextafterf(sum, 0) : sum;
+    const float sum = a + b, added = sum - a, error = (a - (sum - added)) + (b - added);  // exactly (TwoSum)
+    const bool is_larger = sum > 0 ? error < 0 : error > 0;  // than the exact sum, in magnitude
+    return is_larger ? __builtin_nextafterf(sum, 0) : sum;
 }
 
 static unsigned add_halves(unsigned a, unsigned b) {

@@ -6,9 +6,10 @@ r"""Measure how much slower a training step is under each recipe than in float32
         --output results/reference/minilm_recipes/step_time.md
 
 A step is a forward pass, a backward pass and AdamW. A folder names a model of transformers, which is fine-tuned on 16
-texts of 32 tokens, as in exp=minilm_recipes. Freed memory is kept, as in the runs of cpdrun. The steps are interleaved on one thread, so that the ratios are
-comparable. The table contains the smallest processor time of each recipe and the shares of the multiply-accumulates
-that the recipe rounds. All weights are in memory several times, once per recipe.
+texts of 32 tokens, as in exp=minilm_recipes. As in the runs of cpdrun, the process keeps freed memory. The
+steps are interleaved on one thread, so that the ratios are comparable. The table contains the smallest
+processor time of each recipe and the shares of the multiply-accumulates that the recipe rounds. All weights
+are in memory several times, once per recipe.
 """
 
 from collections.abc import Callable

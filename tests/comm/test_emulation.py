@@ -52,7 +52,7 @@ def test_ring_adds_each_chunk_in_a_different_order() -> None:
     assert not same_bits(ours, emulate_all_reduce(list(grads), "e4m1", aps=True))
 
 
-# Groups of the same size are added together, and groups of different sizes one after the other.
+# Groups of the same size are added in one call. Groups of different sizes are added one after the other.
 @pytest.mark.parametrize(
     ("groups", "options"),
     [([(0, 2), (2, 4), (4, 6)], {"group_size": 2}), ([(0, 4), (4, 8), (8, 11)], {})],  # 11: automatic

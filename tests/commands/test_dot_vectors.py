@@ -89,7 +89,7 @@ def test_results_equal_rational_arithmetic(words, capsys):
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_at_most_one_random_vector_can_be_requested(count, capsys):
+def test_zero_or_one_random_vectors_can_be_requested(count, capsys):
     assert main(["formats", "--vectors", "h100_fp8", "--count", str(count)]) == 0
     rows = list(map(json.loads, capsys.readouterr().out.splitlines()[1:]))
     assert sum(row["case"] == "random" for row in rows) == count

@@ -56,7 +56,7 @@ def test_batched_gradients_and_buffers_equal_exact_ones_but_for_rounding(digits)
 
 
 @pytest.mark.parametrize("augment", [False, True])
-def test_stacked_batches_are_the_batches_of_each_worker(digits, augment):
+def test_fetch_stacked_stacks_the_batches_of_workers(digits, augment):
     data = SimpleNamespace(train=digits.train, test=digits.test)
     if augment:
         data.augment = lambda x, generator: x + torch.rand(x.shape, generator=generator)

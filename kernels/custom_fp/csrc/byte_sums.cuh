@@ -1,12 +1,12 @@
-// CUDA kernels that add packed codes of 8 bits faster than accumulate_packed does. Part of custom_fp.cu.
+// CUDA kernels that add packed 8-bit codes faster than accumulate_packed does. Part of custom_fp.cu.
 //
-// A thread first assumes that none of its codes is infinity or NaN and that no sum overflows. If it finds otherwise, it
-// adds its codes again with Arithmetic, which takes 5 to 10 times as long. So the fast sums do not depend on the
-// overflow rule. The tests compare them with reference.py for all pairs of codes. cuda.py chooses these kernels for
-// formats with a sign, -0 and at most 5 exponent bits.
+// A thread first assumes that none of its codes is infinity or NaN and that no sum overflows. If this turns out to be
+// wrong, it adds its codes again with Arithmetic, which takes 5 to 10 times as long. Therefore, the fast sums do not
+// depend on the overflow mode. The tests compare them with reference.py for all pairs of codes. cuda.py chooses these
+// kernels for formats with a sign, -0 and at most 5 exponent bits (see _adds_bytes for the other conditions).
 #pragma once
 
-// Adds the float16 numbers in the two halves of words. A test replaces it.
+// Adds two pairs of float16 numbers, each packed in a word. Tests that run on a CPU define their own CFP_ADD_HALVES.
 #if !defined(CFP_ADD_HALVES)
 CFP_FN u32 add_halves(u32 a, u32 b) {
     u32 sum;
@@ -18,31 +18,32 @@ CFP_FN u32 add_halves(u32 a, u32 b) {
 
 // Detects codes that are not finite, in words of 4 codes.
 struct CodeCheck {
-    u32 to_flags, flags = 0;  // to_flags, added to a magnitude, sets its highest bit if the code is not finite
+    u32 to_flags, flags = 0;  // Adding to_flags to magnitudes sets bit 7 of each byte whose code is not finite.
 
     CFP_MEMBER explicit CodeCheck(u32 first_special) : to_flags((0x80 - first_special) * 0x01010101u) {}
     CFP_MEMBER void see(u32 codes) { flags |= (codes & 0x7f7f7f7fu) + to_flags; }
     CFP_MEMBER bool failed() const { return (flags & 0x80808080u) != 0; }
 };
 
-// Sums of codes without random bits.
+// Adds 8 codes of each tensor, without random bits.
 template <Mode mode> struct ByteSums;
 
-// Sums rounded to nearest even, for formats with 1 to 5 exponent bits. Shifted to the exponent and the mantissa of a
-// float16, a code is its value times a power of two. The power is the same for all codes, subnormals included. A sum is
-// rounded to the 11 digits of float16, and then its bits are rounded to the p digits of the format. This equals
-// rounding once, because 11 >= 2 p + 1 (Roux 2014) or, for p > 5, because float16 represents all sums exactly.
+// Sums rounded to nearest even, for formats with 1 to 5 exponent bits. If a code is shifted to the position of the
+// exponent and the mantissa of a float16, the float16 is the code's value times a power of two. The power is the same
+// for all codes, including subnormals. A sum is first rounded to the 11 significant bits of float16, and then to the p
+// significant bits of the format. This equals rounding once if 11 >= 2 p + 1 (Roux 2014). For p > 5, float16 represents
+// all sums exactly.
 template <> struct ByteSums<nearest_even> {
     static constexpr u32 halves = 0x00010001u;  // repeats a number in both halves of a word
     int drop;                                   // mantissa bits of float16 that the format does not have
     u32 first_special, magnitudes, below_tie, keep;
-    // to_flags, added to a sum, sets a flag if it overflows. With 5 exponent bits, such a sum stays infinite in
-    // float16, and needs no flag.
+    // Adding to_flags to a sum sets its bit of `flags` if the sum overflows. With 5 exponent bits, no flag is needed,
+    // because a sum that overflows becomes infinity in float16 and stays infinite.
     u32 to_flags, flags;
 
     CFP_MEMBER ByteSums(const Spec& s, RoundingMode) {
         const bool has_e5 = s.exponent_bits == 5;
-        first_special = has_e5 ? 0x7c : s.max_code + 1;  // float16 has no number with the exponent 31
+        first_special = has_e5 ? 0x7c : s.max_code + 1;  // float16 has no finite number with the exponent 31
         drop = 10 - s.mantissa_bits;
         magnitudes = (0x7fu << drop) * halves;
         below_tie = ((1u << (drop - 1)) - 1) * halves;
@@ -61,7 +62,7 @@ template <> struct ByteSums<nearest_even> {
             const u32 words[2] = {both.x, both.y};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                // j = 0, 1: the codes 0 and 2 of a word. j = 2, 3: the codes 1 and 3.
+                // acc[0] and acc[1] hold codes 0 and 2 of the two words, and acc[2] and acc[3] hold codes 1 and 3.
                 const u32 word = words[j % 2], magnitude = j < 2 ? word << drop : word >> (8 - drop);
                 const u32 term = (magnitude & magnitudes) | ((j < 2 ? word << 8 : word) & 0x8000 * halves);
                 const u32 exact = CFP_ADD_HALVES(acc[j], term);
@@ -82,13 +83,15 @@ template <> struct ByteSums<nearest_even> {
     }
 };
 
-// Sums in float32 with the other rounding modes, for formats with 1 to 5 exponent bits. As above, a code is its value
-// times a power of two, in the exponent and the mantissa of a float32. Float32 represents all sums exactly, except for
-// formats with 5 exponent bits.
+// Sums in float32 with the other rounding modes, for formats with 1 to 5 exponent bits. As above, a code that is
+// shifted to the position of the exponent and the mantissa of a float32 is its value times a power of two. float32
+// represents all sums of two values exactly, except for formats with 5 exponent bits.
 template <Mode mode> struct FloatSums {
     int drop;  // mantissa bits of float32 that the format does not have
-    u32 first_special, term_bits, rest, first_digits;  // rest: discarded digits. first_digits: the first 16 of them
-    u32 up, up_below, odd;                             // what is added to positive and negative sums, for `otherwise`
+    u32 first_special, term_bits, rest, first_digits;  // rest: mask of discarded bits. first_digits: of the first 16
+    // For `otherwise`: `up` is added to positive sums and `up_below` to negative sums. `odd` is the last kept bit for
+    // to_odd, and 0 for other modes.
+    u32 up, up_below, odd;
     bool are_exact;
     float max;
 
@@ -148,7 +151,7 @@ template <Mode mode> struct ByteSums : FloatSums<mode> {
     }
 };
 
-// Adds the code with index i of each tensor.
+// Returns the code of the sum of the codes with index i of all tensors, for any codes and sums.
 template <Mode mode, class Exact>
 CFP_FN u32 sum_code(const Arithmetic<mode, Exact>& arithmetic, const Coder& coder, const Addresses& bytes, int tensors,
                     i64 i, u64 seed, u64 index, u32 mask) {
@@ -160,13 +163,13 @@ CFP_FN u32 sum_code(const Arithmetic<mode, Exact>& arithmetic, const Coder& code
     return encode(canonical(acc), coder);
 }
 
-// Returns 4 codes, with zeros instead of those from index n on. i: the index of the first code.
+// Returns a word of 4 codes, in which codes with an index of n or more are set to 0. i: the index of the first code.
 CFP_FN u32 existing(u32 codes, i64 i, i64 n) {
     if (n - i >= 4) return codes;
     return n > i ? codes & ((1u << 8 * (n - i)) - 1) : 0;
 }
 
-// A thread adds 8 adjacent codes of each tensor.
+// Each thread adds 8 adjacent codes of each tensor.
 template <Mode mode>
 CFP_FN void accumulate_bytes(const Addresses& bytes, int tensors, u8* out, i64 n, const Spec& spec, RoundingMode rounding) {
     const Arithmetic<mode, float> arithmetic(spec, rounding);
@@ -186,8 +189,8 @@ CFP_FN void accumulate_bytes(const Addresses& bytes, int tensors, u8* out, i64 n
     }
 }
 
-// A thread adds the codes of 4 adjacent lanes of a group (philox.h), which are 8 words at distances of 16 bytes.
-// `index` must be a multiple of 4.
+// Each thread adds the codes of 4 adjacent lanes of a group (philox.h). In each tensor, these codes are 8 words that
+// begin 16 bytes apart. `index`, the index of the first element, must be a multiple of 4.
 CFP_FN void accumulate_bytes_randomly(const Addresses& bytes, int tensors, u8* out, i64 n, const Spec& spec,
                                       RoundingMode rounding, u64 seed, u64 index, u32 mask) {
     const Arithmetic<stochastic, double> arithmetic(spec, rounding);
@@ -214,7 +217,8 @@ CFP_FN void accumulate_bytes_randomly(const Addresses& bytes, int tensors, u8* o
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float sum[8];
-                // Adds with `random`. Returns false if all of the tested digits are ones, so lower digits could carry.
+                // Adds and rounds with `random`. Returns false if all tested bits of a sum are ones, because lower bits
+                // could then carry.
                 const auto add = [&](u32 tested) {
                     u32 digits = 0;
 #pragma unroll

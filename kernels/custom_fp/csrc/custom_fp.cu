@@ -129,7 +129,7 @@ CFP_FN void draw_lane(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 
         random[place] = rounding_bits(half_of(upper.w[place / 2], place) << 16 | half_of(lower.w[place / 2], place), mask);
 }
 
-// Draws the first 16 of these bits. The others are zeros, or the digits that rounding_bits adds.
+// Draws only the first 16 random bits of each element of a lane. The lower bits are those that rounding_bits sets.
 CFP_FN void draw_first(u32 random[8], u64 group_index, u32 lane, u32 stream, u64 seed, u32 mask) {
     const Words upper = random_words(group_index, lane, stream, 0, seed);
 #pragma unroll
@@ -241,24 +241,27 @@ CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, 
     acc = t;
 }
 
-// Sums that are rounded stochastically with the first 16 random bits, in float32. These bits do not decide if their sum
-// with the first 16 discarded digits is one less than a carry. Sums are truncated, so all digits that they have are right.
+// Adds in float32 and rounds stochastically with the first 16 random bits. These bits are added to the first 16
+// discarded bits of a sum. If the result consists of ones, lower bits could carry, so the first bits do not decide how
+// the sum is rounded. Sums are truncated, so their bits equal the leading bits of the exact sum.
 struct FirstBits {
     u32 min_normal, rest, first_digits, max;
     int shift;
 
+    // Returns whether a format has a sign and -0, and discards at least 16 bits of a float32.
     static CFP_MEMBER bool allowed(const Spec& s) { return s.is_plain && s.mantissa_bits <= 7; }
 
     CFP_MEMBER explicit FirstBits(const Spec& s) {
         const int drop = 23 - s.mantissa_bits;
         min_normal = static_cast<u32>(s.emin + 127) << 23;
         rest = (1u << drop) - 1;
-        first_digits = 0xffffu << (drop - 16);
+        first_digits = drop < 16 ? 0 : 0xffffu << (drop - 16);  // 0: not allowed
         max = magnitude_of<float>(s, s.max_code);
         shift = 32 - drop;
     }
 
-    // Adds 8 terms. Returns false and changes nothing if the bits do not decide, or if a sum exceeds the format.
+    // Adds 8 terms to acc. If the random bits do not decide, or if a magnitude exceeds the largest finite value of the
+    // format (as infinity and NaN do), returns false and leaves acc unchanged.
     CFP_MEMBER bool add(float acc[8], const float g[8], const u32 random[8]) const {
         float sums[8];
         u32 digits = 0, largest = 0;
@@ -361,7 +364,7 @@ CFP_FN void accumulate(const Any& arithmetic, const Addresses& x, int tensors, f
     }
 }
 
-// As in quantize_randomly, a thread processes a lane. first_bits is nullptr if the format does not allow it.
+// As in quantize_randomly, a thread processes a lane. first_bits is nullptr if FirstBits does not support the format.
 template <bool kahan, class Any>
 CFP_FN void accumulate_randomly(const Any& arithmetic, const FirstBits* first_bits, const Addresses& x, int tensors,
                                 float* out, i64 n, u64 seed, u64 index, u32 mask) {

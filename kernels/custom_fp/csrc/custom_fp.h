@@ -218,9 +218,9 @@ CFP_FN U goes_up(U above_half, U half, U inexact, U odd, U negative, const Round
 // to the discarded digits of the magnitude, and rounds up if this carries. For uniform bits, the probability is
 // floor(2^31 distance) / 2^31. If the last bit is set, it stands for infinitely many ones, which carry if any lower
 // digit is lost (`rounding_bits` in philox.h). NaN loses its sign and payload, so that all backends return the same
-// bits. With detects_infinity, infinity is distinguished from finite values past max. Sums omit this if the results are
-// the same. With is_multiple, the caller guarantees that x is a multiple of the format's smallest step, as sums of its
-// values are. A magnitude below min_normal is then a value of the format.
+// bits. With detects_infinity, infinity is distinguished from finite values past max. Sums omit this check if the
+// results are the same without it. With is_multiple, the caller guarantees that any |x| below min_normal is a multiple
+// of the format's smallest positive value, as in sums of values of the format. It is then a value of the format itself.
 template <Mode mode, bool detects_infinity = mode != nearest_even, bool is_multiple = false, class F>
 CFP_FN F round(F x, const Rounder<F>& r, u32 random) {
     typedef Bits<F> B;
@@ -304,7 +304,7 @@ template <class F> CFP_FN F add_to_odd(F a, F b) {
     return make_odd(sum, error);
 }
 
-// Returns whether F represents all sums of two finite values of the format exactly.
+// Returns whether F is certain to represent all sums of two finite values of the format exactly.
 template <class F> CFP_FN bool has_exact_sums(const Spec& s) {
     return (1 << s.exponent_bits) + s.mantissa_bits <= Bits<F>::mantissa + 1;
 }

@@ -1,7 +1,7 @@
 // Faster versions of the functions in custom_fp.h, for loops that should be limited only by the speed of memory. Each
 // is correct for elements that satisfy a condition, and records for a whole block of elements whether all of them do.
-// If they do not, the caller computes the block again with the general functions. Most GPU kernels do not repeat blocks,
-// so they use the checked form of NearRounder.
+// If they do not, the caller computes the block again with the general functions. Most GPU kernels do not repeat
+// blocks. They use the checked form of NearRounder instead.
 //
 // F is float, or a vector of floats if the compiler supports vectors (cpu/lanes.h).
 #pragma once

@@ -26,7 +26,8 @@ from ptx_device import Device
 from torch import Tensor
 
 SEED = 2**40 + 7
-OFFSETS = [0, 100, 2**40 + 12, 2**40 + 13]  # index of the first element, which determines the random bits
+# Indices of the first element, which determine the random bits. Kernels for bytes need multiples of 4.
+OFFSETS = [0, 100, 2**40 + 12, 2**40 + 13]
 LENGTHS = [1, 3, 5, 511, 2047, 2048, 2049, 4099]
 # One kernel of each of these kinds, in one rounding mode. test_cuda_source.py compiles kernels of all other kinds.
 SOME_KERNELS = {
@@ -63,7 +64,10 @@ class Compared:
             self.wrong.append(f"{what}, grid {grid}: {int(differ)} bytes differ of {got.nbytes}")
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32, aligned: bool = False) -> Tensor:
-        """Return a tensor at or slightly past a multiple of 64 bytes, filled with what no kernel writes."""
+        """Return a tensor that is filled with a bit pattern that no kernel writes.
+
+        Its address is a multiple of 64 bytes, or slightly larger unless `aligned` is True.
+        """
         n, past = math.prod(shape), 0 if aligned else self.dice.choice([0, 0, 1, 2, 3])
         room = torch.empty(n + past + 64, dtype=dtype)
         start = -(room.data_ptr() // room.element_size()) % (64 // room.element_size()) + past

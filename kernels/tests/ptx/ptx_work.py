@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
             if name != "takum8" or dtype is not torch.int64:
                 yield case(name, cuda.encode, x, fmt, codes)
             yield case(name, cuda.decode, codes, fmt, out)
-    fmt = custom_fp.parse("e3m2")  # codes that are not bytes
+    fmt = custom_fp.parse("e3m2")  # has 6-bit codes, which the kernels for bytes cannot add
     packed, data = [custom_fp.pack(term, fmt) for term in terms], custom_fp.pack(x, fmt)
     for mode in MODES:
         rule = Rule(rounding=OTHER[mode], seed=1)

@@ -67,7 +67,7 @@ BYTES = {
     ("mode", "architecture"), [*((mode, "compute_90") for mode in BYTES), ("nearest_even", "compute_80")]
 )
 def test_sums_of_all_pairs_of_bytes(tmp_path, mode, architecture):
-    """The sums equal the reference, and the general functions do not add finite sums of finite values again."""
+    """The sums equal the reference. Threads with only finite values and sums do not add them twice."""
     kernel, codes = f"accumulate_bytes_{mode}", torch.arange(256, dtype=torch.uint8)
     device = Device(ptx_of([kernel], architecture), nvrtc.source(), tmp_path, {kernel}, "-O1")
     pairs = torch.cartesian_prod(codes, codes)
@@ -87,7 +87,7 @@ def test_sums_of_all_pairs_of_bytes(tmp_path, mode, architecture):
         finite = finite[: len(finite) // 8 * 8]
         for rule in ptx_cases.rules(BYTES[mode], ["infinity", "saturate"]):
             sums(pairs, fmt, rule)
-            if name != "e5m2fn":  # float16 has no exponent for its largest values
+            if name != "e5m2fn":  # its largest values do not fit into float16, so they are added twice
                 assert sums(finite, fmt, rule) <= 1.1 * sums(torch.zeros_like(finite), fmt, rule)
 
 

@@ -19,8 +19,8 @@ constexpr int long_piece = 1024, random_piece = 512;
 static_assert(random_piece % group == 0, "a piece draws whole groups");
 
 // Calls round_piece(x, result, index) for all elements, `piece` elements at a time. `index` is the index of the first
-// element and a multiple of `piece`. round_piece may read x again after it has written results, so if out overlaps x,
-// x is copied first, or results are copied afterwards.
+// element and a multiple of `piece`. round_piece may read x again after it has written results. Therefore, if out is x,
+// each piece of x is copied first, and if out overlaps x in another way, the results are copied afterwards.
 template <int piece, class F, class RoundPiece>
 void in_pieces(const F* x, float* out, int64_t begin, int64_t end, u64 offset, const RoundPiece& round_piece) {
     const char *x_begin = reinterpret_cast<const char*>(x + begin), *x_end = reinterpret_cast<const char*>(x + end);

@@ -97,7 +97,7 @@ void transform_run(const float* x, float* out, int64_t n, int64_t size, float sc
     if (size == 4) return transform_short<4>(x, out, n, scale, signs);
     if (size == 8 && lanes >= 8) return transform_short<8>(x, out, n, scale, signs);
     if (size == 16 && lanes >= 16) return transform_short<16>(x, out, n, scale, signs);
-    if (size == 2 * lanes)  // unrolled, in registers
+    if (size == 2 * lanes)  // With a constant size, the compiler unrolls the loops and keeps v in registers.
         for (int64_t i = 0; i < n; i += size) transform_long(x + i, out + i, 2, scale, signs, v);
     else
         for (int64_t i = 0; i < n; i += size) transform_long(x + i, out + i, size / lanes, scale, signs, v);
