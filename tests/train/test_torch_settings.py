@@ -118,6 +118,5 @@ def test_tf32_changes_the_name_of_a_run_only_if_true(make_run):
 def test_steps_reuse_the_freed_memory_of_earlier_steps():
     answer = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
     pages = 10 * 100 * (1 << 18) * 4 // 4096  # the page faults of 10 steps that do not reuse memory
-    assert (
-        int(answer.stdout) < pages / 2
-    )  # If another thread allocates at the same time, a step may need new memory.
+    # If another thread allocates at the same time, a step may need new memory.
+    assert int(answer.stdout) < pages / 2
