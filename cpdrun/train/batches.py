@@ -85,8 +85,8 @@ class Batches:
     def fetch_stacked(self, index_NxB: Tensor, step: int, workers: range) -> Batch:
         """Return the batches of several workers, stacked along a new first dimension."""
         train = self.data.train
-        is_simple = type(train) is ImageTensors and not hasattr(self.data, "augment")
-        if is_simple and self._ahead is None and not self.channels_last:
+        is_plain = self._ahead is None and not self.channels_last and not hasattr(self.data, "augment")
+        if is_plain and type(train) is ImageTensors:
             # One call fetches the samples of all workers, because no random numbers depend on the worker.
             return _to(self.device, train.fetch_batch(index_NxB[workers.start : workers.stop]))
         batches = [self.fetch(index_NxB[worker], step, worker) for worker in workers]
