@@ -211,15 +211,14 @@ def accumulate_packed(
     payloads: Sequence[Tensor], fmt: Format | Tabulated, n: int, kahan: bool, rule: Rule, out: Tensor
 ) -> None:
     if n:
-        kernel = (
-            "accumulate_bytes" if _adds_bytes((*payloads, out), fmt, kahan, rule) else "accumulate_packed"
-        )
-        per_thread = 32 if kernel == "accumulate_bytes" and rule.is_stochastic else 8
+        as_bytes = _adds_bytes((*payloads, out), fmt, kahan, rule)
+        kernel = "accumulate_bytes" if as_bytes else "accumulate_packed"
+        per_thread = 32 if as_bytes and rule.is_stochastic else 8
         _accumulate(kernel, payloads, fmt, n, per_thread, kahan, rule, out)
 
 
 def _adds_bytes(tensors: Sequence[Tensor], fmt: Format | Tabulated, kahan: bool, rule: Rule) -> bool:
-    """Return whether the kernels of csrc/byte_sums.cuh, which are faster than accumulate_packed, apply."""
+    """Return whether csrc/byte_sums.cuh can add these tensors. It is faster than accumulate_packed."""
     if not isinstance(fmt, Format) or fmt.bits != 8 or fmt.exponent_bits > 5 or not fmt.has_negative_zero:
         return False
     has_kernel = rule.rounding is not Rounding.NEAREST_EVEN or not rule.propagates

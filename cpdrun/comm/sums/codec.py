@@ -50,8 +50,7 @@ def scale(x: Tensor, shift: int | Sequence[int]) -> Tensor:
     if not any(shift):
         return x
     is_normal = all(-126 <= s <= 127 for s in shift)
-    factor = _powers(shift, x, torch.float32 if is_normal else torch.float64)
-    return (x * factor).float()
+    return (x * _power(shift, x, torch.float32 if is_normal else torch.float64)).float()
 
 
 def quantize_scaled(
@@ -70,15 +69,17 @@ def quantize_scaled(
         return custom_fp.quantize(x, sum.fmt, **_rounding_options(sum, stream))
     in_float32 = all(s == 0 or _float32_will_do(s, sum) for s in shifts)
     dtype = torch.float32 if in_float32 else torch.float64
-    product = x.to(dtype) * (2.0**shift if isinstance(shift, int) else _powers(shift, x, dtype))
+    product = x.to(dtype) * _power(shift, x, dtype)
     return custom_fp.quantize(
         product, sum.fmt, out=product if in_float32 else None, **_rounding_options(sum, stream)
     )
 
 
-def _powers(shifts: Sequence[int], x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 2^shift for each of G shifts, as a tensor of shape (G, 1) on the device of x."""
-    return torch.tensor([2.0**shift for shift in shifts], dtype=dtype, device=x.device)[:, None]
+def _power(shift: int | Sequence[int], x: Tensor, dtype: torch.dtype) -> float | Tensor:
+    """Return 2^shift. For a sequence of G shifts, return a tensor of shape (G, 1) on the device of x."""
+    if isinstance(shift, int):
+        return 2.0**shift
+    return torch.tensor([2.0**s for s in shift], dtype=dtype, device=x.device)[:, None]
 
 
 def _float32_will_do(shift: int, sum: Sum) -> bool:

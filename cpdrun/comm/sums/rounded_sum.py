@@ -31,9 +31,8 @@ from cpdrun.comm.sums.summation import Layers, Summation, SumReport
 from cpdrun.comm.wire.communicator import Communicator
 from cpdrun.comm.wire.lost_ranks import naming_lost_ranks
 
-_MOST_TOGETHER = (
-    1 << 22
-)  # the largest number of gradient elements of a layer that are copied to add all groups at once
+# Up to this number of elements, the gradients of all workers of a layer are copied, to add all groups in one call.
+_MOST_TOGETHER = 1 << 22
 
 
 class RoundedSum(Summation):

@@ -207,6 +207,6 @@ class Summation(ABC):
 
 @lru_cache(maxsize=16)
 def _payload_bytes(numels: tuple[int, ...], bits: int, n_workers: int, sharding: Sharding | None) -> int:
-    """Return the payload bytes that each worker sends. Emulated workers count as separate machines."""
+    """Return the bytes of gradients that each worker would send if the workers were separate machines."""
     layout = Layout(numels, bits, n_workers, 1, sharding)
     return layout.scattered_bytes() if sharding else layout.sent_bytes()

@@ -1,8 +1,8 @@
 // CUDA kernels that add packed 8-bit codes faster than accumulate_packed does. Part of custom_fp.cu.
 //
 // A thread first assumes that none of its codes is infinity or NaN and that no sum overflows. If this turns out to be
-// wrong, it adds its codes again with Arithmetic, which takes 5 to 10 times as long. Therefore, the fast sums do not
-// depend on the overflow mode. The tests compare them with reference.py for all pairs of codes. cuda.py chooses these
+// wrong, it adds its codes again with Arithmetic, which takes 5 to 10 times as many instructions. Therefore, the fast sums do
+// not depend on the overflow mode. The tests compare them with reference.py for all pairs of codes. cuda.py chooses these
 // kernels for formats with a sign, -0 and at most 5 exponent bits (see _adds_bytes for the other conditions).
 #pragma once
 

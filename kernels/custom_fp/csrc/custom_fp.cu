@@ -245,20 +245,13 @@ CFP_FN void add_rounded(float& acc, float& c, float g, bool kahan, bool member, 
 // discarded bits of a sum. If the result consists of ones, lower bits could carry, so the first bits do not decide how
 // the sum is rounded. Sums are truncated, so their bits equal the leading bits of the exact sum.
 struct FirstBits {
-    u32 min_normal, rest, first_digits, max;
-    int shift;
+    RandomRounder r;
+    u32 first_digits;
 
     // Returns whether a format has a sign and -0, and discards at least 16 bits of a float32.
-    static CFP_MEMBER bool allowed(const Spec& s) { return s.is_plain && s.mantissa_bits <= 7; }
+    static CFP_MEMBER bool allowed(const Spec& s) { return s.is_plain && RandomRounder::allowed(s); }
 
-    CFP_MEMBER explicit FirstBits(const Spec& s) {
-        const int drop = 23 - s.mantissa_bits;
-        min_normal = static_cast<u32>(s.emin + 127) << 23;
-        rest = (1u << drop) - 1;
-        first_digits = drop < 16 ? 0 : 0xffffu << (drop - 16);  // 0: not allowed
-        max = magnitude_of<float>(s, s.max_code);
-        shift = 32 - drop;
-    }
+    CFP_MEMBER explicit FirstBits(const Spec& s) : r(make_random_rounder(s)), first_digits(0xffff * r.unit) {}
 
     // Adds 8 terms to acc. If the random bits do not decide, or if a magnitude exceeds the largest finite value of the
     // format (as infinity and NaN do), returns false and leaves acc unchanged.
@@ -269,13 +262,13 @@ struct FirstBits {
         for (int i = 0; i < 8; ++i) {
             const float sum = __fadd_rz(acc[i], g[i]);
             const u32 magnitude = to_bits(absolute(sum));
-            const float lift = magnitude < min_normal ? from_bits(min_normal) : 0.0f;  // see RandomRounder
-            const u32 bits = to_bits(__fadd_rz(absolute(sum), lift)) + (random[i] >> shift);
-            sums[i] = with_sign(from_bits(bits & ~rest) - lift, sum);
+            const float lift = magnitude < r.min_normal ? from_bits(r.min_normal) : 0.0f;  // see RandomRounder
+            const u32 bits = to_bits(__fadd_rz(absolute(sum), lift)) + (random[i] >> r.shift);
+            sums[i] = with_sign(from_bits(bits & r.keep) - lift, sum);
             digits = larger(digits, bits & first_digits);
             largest = larger(largest, magnitude);
         }
-        if (digits == first_digits || largest > max) return false;
+        if (digits == first_digits || largest > r.max) return false;
 #pragma unroll
         for (int i = 0; i < 8; ++i) acc[i] = sums[i];
         return true;
@@ -401,15 +394,17 @@ CFP_FN void accumulate_randomly(const Any& arithmetic, const FirstBits* first_bi
     extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
         accumulate_##mode(Addresses x, int tensors, float* out, i64 n, u32 spec, int rounding, int kahan, u64 seed,     \
                           u64 index, u32 mask) {                                                                   \
-        const FirstBits first_bits(unpack_spec(spec));                                                             \
-        const FirstBits* const allowed = FirstBits::allowed(unpack_spec(spec)) ? &first_bits : nullptr;            \
         with_arithmetic<mode>(unpack_spec(spec), RoundingMode(rounding), [&](const auto& arithmetic) {             \
             if constexpr (mode != stochastic)                                                                      \
                 accumulate(arithmetic, x, tensors, out, n, kahan != 0);                                            \
             else if (kahan)                                                                                        \
-                accumulate_randomly<true>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);             \
-            else                                                                                                   \
-                accumulate_randomly<false>(arithmetic, allowed, x, tensors, out, n, seed, index, mask);            \
+                accumulate_randomly<true>(arithmetic, nullptr, x, tensors, out, n, seed, index, mask);             \
+            else {                                                                                                 \
+                const FirstBits first_bits(unpack_spec(spec));                                                     \
+                const bool is_allowed = FirstBits::allowed(unpack_spec(spec));                                     \
+                accumulate_randomly<false>(arithmetic, is_allowed ? &first_bits : nullptr, x, tensors, out, n,     \
+                                           seed, index, mask);                                                     \
+            }                                                                                                      \
         });                                                                                                        \
     }
 #if !defined CFP_PART || defined CFP_ONLY_ACCUMULATE

@@ -102,13 +102,12 @@ class CausalSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(score: Tensor, scale: float) -> Tensor:
         hidden = torch.full(score.shape[-2:], -math.inf, device=score.device).triu(1)
-        # Hidden scores become 0 and then -inf. Without tril_, hidden NaN and inf would become NaN. These two
-        # steps are faster than masked_fill_.
+        # This is faster than masked_fill_. Without tril_, a hidden NaN or inf would become NaN instead of -inf.
         score = (score * scale).tril_().add_(hidden)
         weights = score.softmax(-1)
-        # If all visible scores of a query are -inf, the softmax is NaN, but the weights must be 0. On a CPU,
-        # the code looks for such queries only if the first column has a NaN. On a GPU or in a transform,
-        # reading the column would synchronize or fail, so it always looks for them.
+        # If all visible scores of a query are -inf, softmax returns NaN, but its weights must be 0. On a CPU, the
+        # first column shows whether there is any NaN. On a GPU, reading it would synchronize, and in a transform
+        # of torch.func it would fail.
         if not (is_plain(score) and score.is_cpu) or weights[..., :1].isnan().any():
             sees_none = score.amax(-1, keepdim=True) == -math.inf
             weights.masked_fill_(sees_none, 0.0)

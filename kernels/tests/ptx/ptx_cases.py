@@ -64,7 +64,7 @@ class Compared:
             self.wrong.append(f"{what}, grid {grid}: {int(differ)} bytes differ of {got.nbytes}")
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32, aligned: bool = False) -> Tensor:
-        """Return a tensor that is filled with a bit pattern that no kernel writes.
+        """Return a tensor filled with bits that no kernel writes.
 
         Its address is a multiple of 64 bytes, or slightly larger unless `aligned` is True.
         """

@@ -67,7 +67,7 @@ BYTES = {
     ("mode", "architecture"), [*((mode, "compute_90") for mode in BYTES), ("nearest_even", "compute_80")]
 )
 def test_sums_of_all_pairs_of_bytes(tmp_path, mode, architecture):
-    """The sums equal the reference. Threads with only finite values and sums do not add them twice."""
+    """The sums equal the reference. If all values and sums of a thread are finite, it adds them only once."""
     kernel, codes = f"accumulate_bytes_{mode}", torch.arange(256, dtype=torch.uint8)
     device = Device(ptx_of([kernel], architecture), nvrtc.source(), tmp_path, {kernel}, "-O1")
     pairs = torch.cartesian_prod(codes, codes)
